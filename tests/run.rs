@@ -210,6 +210,26 @@ fn ctrl_c_keeps_what_is_finished_and_says_how_to_go_on() {
 }
 
 #[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn a_step_with_large_tensors_takes_the_pages_of_the_step_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let model =
+        ["speed", "--kernel-only", "--model", "linear", "--mode", "infer", "--no-plot", "--threads", "1"];
+    let large = ["--len", "32768", "--batch", "3"]; // 96 MiB each, more than a heap of a thread holds
+    let steps = ["--warmup", "2", "--min-runs", "2", "--runs", "2"];
+    let output = effattn(folder.path(), &[&model[..], &large, &steps].concat())
+        .env_remove("EFFATTN_KEEP_PAGES")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let samples = fs::read_to_string(latest(folder.path(), "speed").join("samples.jsonl")).unwrap();
+    let cell: serde_json::Value = serde_json::from_str(samples.lines().next().unwrap()).unwrap();
+    let faults = cell["turns"].as_array().unwrap().iter().filter_map(|turn| turn["page_faults"].as_u64());
+    let least = faults.min().unwrap();
+    assert!(least < 3000, "{least} page faults in a turn; a tensor has 24,576 pages");
+}
+
+#[test]
 fn too_much_memory_is_a_row_and_longer_cells_are_implied() {
     let folder = tempfile::tempdir().unwrap();
     let args = ["memory", "--model", "full", "--kernel", "composed", "--mode", "train", "--no-plot"];

@@ -142,18 +142,18 @@ pub fn return_pages() {
     }
 }
 
-/// Keeps freed pages in the heap (Linux, glibc). By default every large tensor is mapped and
-/// unmapped, and half of a training step is page faults. Call first in `main`.
+/// Keeps freed pages in one heap of all threads (Linux, glibc). By default every large tensor is mapped and unmapped, and half
+/// of a training step is page faults; and a heap of a thread's own holds no tensor of 64 MiB. Call first in `main`.
 ///
 /// `EFFATTN_KEEP_PAGES=0` leaves the allocator as it is (to compare with resident sizes).
 pub fn keep_pages() -> bool {
-    let limited = address_space().is_some();
+    // Steps run on a thread of the pool. Its own heap would also reserve 64 MiB of addresses, which may be limited.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    if limited {
-        // a heap for every thread reserves 64 MiB of addresses each
-        // SAFETY: as below.
-        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
-    }
+    // SAFETY: as below.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1)
+    };
+    let limited = address_space().is_some();
     // Where the address space is limited, a heap that grows in large pieces fails and every allocation tries again.
     if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") || limited {
         return false;

@@ -22,6 +22,7 @@ pub struct Counters {
     /// Seconds that threads which measure were ready and waited for a processor; none where the system does not tell.
     waited: Option<f64>,
     switches: u64,
+    page_faults: u64,
 }
 
 /// How often one looks whether processes are at rest, and for how long at most.
@@ -61,6 +62,9 @@ pub struct Interference {
     pub waited: Option<f64>,
     /// How often the system took a processor from a thread that measures.
     pub switches: u64,
+    /// How often processes that measure touched a page of memory that was not theirs yet.
+    #[serde(default)]
+    pub page_faults: u64,
     /// Mean frequency of the processors at the end, where it can be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub megahertz: Option<f64>,
@@ -72,13 +76,15 @@ impl Counters {
         let at = Instant::now();
         let (busy, steal) = processors(&std::fs::read_to_string("/proc/stat").ok()?)?;
         let ids = processes.iter().map(u32::to_string).chain(["self".to_owned()]);
-        let (mut own, mut waited, mut switches) = (0.0, Some(0.0), 0);
+        let (mut own, mut waited, mut switches, mut page_faults) = (0.0, Some(0.0), 0, 0);
         for id in ids {
-            own += spent(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)?;
+            let (spent, faults) = spent(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)?;
+            own += spent;
+            page_faults += faults;
             waited = waited.zip(waited_by(&id)).map(|(all, own)| all + own);
             switches += taken_from(&id);
         }
-        Some(Self { at, busy, steal, own, waited, switches })
+        Some(Self { at, busy, steal, own, waited, switches, page_faults })
     }
 
     /// Whether the system tells how long threads waited for a processor.
@@ -96,6 +102,7 @@ impl Counters {
             steal: ((self.steal - before.steal) / seconds).max(0.0),
             waited: self.waited.zip(before.waited).map(|(now, before)| ((now - before) / seconds).max(0.0)),
             switches: self.switches.saturating_sub(before.switches),
+            page_faults: self.page_faults.saturating_sub(before.page_faults),
             megahertz: megahertz(),
         }
     }
@@ -124,11 +131,12 @@ fn processors(text: &str) -> Option<(f64, f64)> {
     Some((TICK * (user + nice + system + irq + softirq), TICK * steal))
 }
 
-/// Seconds that a process computed, in the text of `/proc/PID/stat`. Its name, in parentheses, may hold anything.
-fn spent(text: &str) -> Option<f64> {
+/// Seconds that a process computed and the page faults that needed no disk, in the text of `/proc/PID/stat`. Its name, in
+/// parentheses, may hold anything.
+fn spent(text: &str) -> Option<(f64, u64)> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
-    Some(TICK * (ticks(11)? + ticks(12)?))
+    let count = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    Some((TICK * (count(11)? + count(12)?) as f64, count(7)?))
 }
 
 /// Seconds that the threads of process `id` were ready and waited for a processor. None where the system does not count: then
@@ -177,7 +185,7 @@ mod tests {
         assert_eq!(processors(stat), Some((1.8, 0.2)));
         assert_eq!(processors("intr 5"), None);
         let process = "77 (a) b (c)) R 1 2 3 0 -1 4194304 97 0 0 0 250 50 0 0 20 0 1 0 39 31 34";
-        assert_eq!(spent(process), Some(3.0));
+        assert_eq!(spent(process), Some((3.0, 97)));
     }
 
     #[test]

@@ -208,6 +208,11 @@ fn reach(rows: &[Row]) -> Option<Finding> {
         Some(Ratio::exact(own.value?, full.value?)?.value)
     };
     let composed = ratio("composed")?;
+    let measured_with = longest("ls", "composed").map_or_else(String::new, |row| {
+        let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" with {settings}"));
+        let batch = row.batch.map_or_else(String::new, |batch| format!(", batch {batch}"));
+        format!("; {}{settings}{batch}", row.preset.as_deref().unwrap_or_default())
+    });
     let fused =
         ratio("fused").map_or_else(String::new, |times| format!("; with fused ones {times:.2} times"));
     // what is printed as "about 3" may be anything from 2.5
@@ -215,7 +220,7 @@ fn reach(rows: &[Row]) -> Option<Finding> {
     Some(Finding {
         verdict,
         measured: format!(
-            "{composed:.2} times with composed kernels, whose full attention stores its scores{fused}; one layer, batch 1"
+            "{composed:.2} times with composed kernels, whose full attention stores its scores{fused}{measured_with}"
         ),
         rows: "longest_length preset=charlm-small model=ls, transformer-xl kernel=composed".to_owned(),
     })
