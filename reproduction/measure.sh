@@ -5,8 +5,8 @@
 #
 #   sh reproduction/measure.sh [PART...]   in the root of the repository [default: all of them, the shortest first]
 #
-# Parts: listops-step memory words images formats growth speed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python with
-# `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
+# Parts: listops-step memory words images formats growth speed figure3-composed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python
+# with `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
 # --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages, `effattn plot figures reproduction/results` and
 # `effattn plot rows reproduction/results/speed` (and growth, peer) the charts, and tests/audit/known_stale.csv loses the runs.
 set -eu
@@ -93,15 +93,19 @@ speed() {
 
 # The 12 layers of the figure, at the lengths whose steps take less than two minutes.
 figure3() {
-    figure="speed --suite ls-figure3 --warmup 1 --min-runs 2 --max-time 3s"
+    figure="speed --suite ls-figure3 --max-time 3s"
     # shellcheck disable=SC2086 # words on purpose
     {
         measure figure3-fused $figure --len 512..4096 --batch 1,2
         measure figure3-fused $figure --len 512..2048 --batch 4
-        measure figure3-fused $figure --len 8192 --batch 1,2 --model ls
-        measure figure3-composed $figure --kernel composed --len 256..2048 --batch 1,2,4
+        measure figure3-fused $figure --len 8192 --batch 1 --model ls
     }
     keep 3 figure3-fused/ls-figure3
+}
+
+# Where full attention stores its scores, 15 GiB hold few lengths.
+figure3_composed() {
+    measure figure3-composed speed --suite ls-figure3 --max-time 3s --kernel composed --len 512..2048 --batch 1,2,4
     keep 1 figure3-composed/ls-figure3
     measure figure3-fit memory --preset charlm-small --model ls,transformer-xl --fit 15GiB --mode train --kernel composed
     keep 1 figure3-fit/memory
@@ -119,9 +123,10 @@ peer() {
     keep 1 peer/bf16/speed
 }
 
-for part in ${*:-listops-step memory words images formats growth speed peer figure3 table5}; do
+for part in ${*:-listops-step memory words images formats growth speed figure3-composed peer figure3 table5}; do
     case $part in
         listops-step) listops_step ;;
+        figure3-composed) figure3_composed ;;
         memory | words | images | formats | growth | speed | peer | figure3 | table5) "$part" ;;
         *) echo "measure.sh: no part $part" >&2 && exit 2 ;;
     esac

@@ -156,12 +156,20 @@ impl Search {
         let (least, most) = (low + grain.min(above - low - 1), above - 1);
         Some(even.clamp(least.min(most), most))
     }
+
+    /// The `possible` length that is open still and nearest to `len`, rather below it than above.
+    fn nearest(&self, len: u64, possible: impl Fn(u64) -> bool) -> Option<u64> {
+        let above = self.high.unwrap_or(self.longest.saturating_add(1));
+        let below = (self.low.0 + 1..=len).rev().find(|len| possible(*len));
+        below.or_else(|| (len + 1..above.min(len.saturating_mul(2))).find(|len| possible(*len)))
+    }
 }
 
-/// Looks for the longest length up to `longest` whose step stays below `bytes`. `late` says why a length may not be tried,
-/// from the longest one that was measured and its seconds.
+/// Looks for the longest length up to `longest` whose step stays below `bytes`, among those that are `possible`: mechanisms with
+/// blocks take no others. `late` says why a length may not be tried, from the longest one that was measured and its seconds.
 pub(super) fn search(
     (longest, bytes): (u64, u64),
+    possible: impl Fn(u64) -> bool,
     late: impl Fn(u64, (u64, f64), Option<u64>) -> Option<CellFailure>,
     mut attempt: impl FnMut(u64) -> Result<Tried, RunError>,
 ) -> Result<Found, RunError> {
@@ -188,7 +196,7 @@ pub(super) fn search(
             Tried::TooBig => search.high = Some(search.high.map_or(len, |high| high.min(len))),
             Tried::Ended(ending) => return Ok(Found { len: 0, peak: 0, tried, ending: Some(ending) }),
         }
-        next = search.next(tried as usize);
+        next = search.next(tried as usize).and_then(|len| search.nearest(len, &possible));
     }
     Ok(Found { len: search.low.0, peak: search.low.1, tried, ending: None })
 }
@@ -198,7 +206,7 @@ fn seconds(flops: &dyn Fn(u64) -> f64, len: u64, (known, took): (u64, f64)) -> f
     START + took * flops(len) / flops(known).max(1.0)
 }
 
-/// Multiply-adds of a step of `request` by length.
+/// Multiply-adds of a step of `request` by length; infinite where the mechanism takes no such length.
 fn flops_of(request: &MemoryRequest) -> Result<impl Fn(u64) -> f64 + use<>, RunError> {
     let wrong = |error: effattn_model::family::ResolveError| RunError::Internal(error.to_string());
     let spec = request.spec.clone();
@@ -239,11 +247,16 @@ pub(super) fn fit(
         over.then(|| too_late(timeout, needed, law))
     };
     let bounds = Bounds { memory_limit: room(bytes, session.memory_limit), ..Bounds::of(session) };
-    let found = search((longest, bytes), late, |len| {
-        session.term.at(&format!("{} tries {len} positions", runner.plan.name(index)));
-        let left = (timeout - start.elapsed().as_secs_f64()).max(0.0);
-        attempt(ask(bounds, Some(left), &asked.with_len(len)))
-    })?;
+    let found = search(
+        (longest, bytes),
+        |len| flops(len).is_finite(),
+        late,
+        |len| {
+            session.term.at(&format!("{} tries {len} positions", runner.plan.name(index)));
+            let left = (timeout - start.elapsed().as_secs_f64()).max(0.0);
+            attempt(ask(bounds, Some(left), &asked.with_len(len)))
+        },
+    )?;
     let row = Row { n: Some(found.tried), ..cell.row.clone() };
     let (outcome, remark) = match (&found.ending, found.len) {
         (Some(ending), _) => (ending.outcome, Some(ending.reason.clone())),
@@ -294,23 +307,28 @@ pub(super) fn price(
         let over = seconds(&flops, len, known) > timeout;
         over.then(|| CellFailure::new(Outcome::Timeout, ""))
     };
-    search((asked.spec.len, bytes), late, |len| {
-        let last = known.iter().max_by_key(|point| point.len).copied();
-        let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
-        let (tried, real) = match (took, PeakModel::of(&known, bytes)) {
-            (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
-                (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
+    search(
+        (asked.spec.len, bytes),
+        |len| flops(len).is_finite(),
+        late,
+        |len| {
+            let last = known.iter().max_by_key(|point| point.len).copied();
+            let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
+            let (tried, real) = match (took, PeakModel::of(&known, bytes)) {
+                (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
+                    (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
+                }
+                _ => (attempt(ask(bounds, Some(PRICED), &asked.with_len(len)))?, true),
+            };
+            if let Tried::Measured { peak, seconds } = tried {
+                if real {
+                    known.push(Point { len, peak, seconds });
+                }
+                total += START + seconds;
             }
-            _ => (attempt(ask(bounds, Some(PRICED), &asked.with_len(len)))?, true),
-        };
-        if let Tried::Measured { peak, seconds } = tried {
-            if real {
-                known.push(Point { len, peak, seconds });
-            }
-            total += START + seconds;
-        }
-        Ok(tried)
-    })?;
+            Ok(tried)
+        },
+    )?;
     Ok(total)
 }
 
@@ -327,12 +345,17 @@ mod tests {
 
     fn find(longest: u64, bytes: u64, peak: impl Fn(u64) -> u64) -> Found {
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        search((longest, bytes), late, |len| {
-            Ok(match peak(len) {
-                peak if peak <= bytes / 4 * 5 => Tried::Measured { peak, seconds: 0.1 },
-                _ => Tried::TooBig,
-            })
-        })
+        search(
+            (longest, bytes),
+            |_| true,
+            late,
+            |len| {
+                Ok(match peak(len) {
+                    peak if peak <= bytes / 4 * 5 => Tried::Measured { peak, seconds: 0.1 },
+                    _ => Tried::TooBig,
+                })
+            },
+        )
         .unwrap()
     }
 
@@ -360,10 +383,15 @@ mod tests {
     fn a_law_that_holds_needs_one_long_try() {
         let mut long = Vec::new();
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        let found = search((MAX_LEN, 1 << 30), late, |len| {
-            long.push(len);
-            Ok(Tried::Measured { peak: 3_000_000 + 5_000 * len, seconds: 0.1 })
-        });
+        let found = search(
+            (MAX_LEN, 1 << 30),
+            |_| true,
+            late,
+            |len| {
+                long.push(len);
+                Ok(Tried::Measured { peak: 3_000_000 + 5_000 * len, seconds: 0.1 })
+            },
+        );
         let found = found.unwrap();
         long.retain(|len| *len > found.len / 2);
         assert_eq!((long.len(), found.ending), (1, None), "{long:?}");
@@ -378,12 +406,36 @@ mod tests {
     }
 
     #[test]
+    fn only_lengths_that_the_mechanism_takes_are_tried() {
+        for (block, longest, expected) in [(64, MAX_LEN, 1088), (256, MAX_LEN, 1024), (64, 1050, 1024)] {
+            let mut tried = Vec::new();
+            let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
+            let found = search(
+                (longest, 1_100_000),
+                |len| len % block == 0,
+                late,
+                |len| {
+                    tried.push(len);
+                    Ok(Tried::Measured { peak: 1000 * len, seconds: 0.1 })
+                },
+            );
+            assert_eq!(found.unwrap().len, expected);
+            assert!(tried.iter().all(|len| len % block == 0) && tried.len() < 8, "{tried:?}");
+        }
+    }
+
+    #[test]
     fn what_ends_the_search_leaves_no_length() {
         let never = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        let found = search((MAX_LEN, 1 << 40), never, |len| {
-            let late = CellFailure::new(Outcome::Timeout, "ran past its time limit");
-            Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Measured { peak: len, seconds: 0.1 } })
-        });
+        let found = search(
+            (MAX_LEN, 1 << 40),
+            |_| true,
+            never,
+            |len| {
+                let late = CellFailure::new(Outcome::Timeout, "ran past its time limit");
+                Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Measured { peak: len, seconds: 0.1 } })
+            },
+        );
         let found = found.unwrap();
         assert_eq!((found.len, found.ending.map(|ending| ending.outcome)), (0, Some(Outcome::Timeout)));
     }
@@ -395,10 +447,15 @@ mod tests {
             let needed = took * (len as f64 / known as f64).powi(2);
             (needed > 60.0).then(|| CellFailure::new(Outcome::Timeout, format!("{law:?}")))
         };
-        let found = search((MAX_LEN, 1 << 30), late, |len| {
-            tried.push(len);
-            Ok(Tried::Measured { peak: 10_000 * len, seconds: (len as f64 / 1000.0).powi(2) })
-        });
+        let found = search(
+            (MAX_LEN, 1 << 30),
+            |_| true,
+            late,
+            |len| {
+                tried.push(len);
+                Ok(Tried::Measured { peak: 10_000 * len, seconds: (len as f64 / 1000.0).powi(2) })
+            },
+        );
         let ending = found.unwrap().ending.unwrap();
         assert_eq!(
             ending.reason,
