@@ -13,8 +13,8 @@ set -eu
 effattn=${EFFATTN:-target/release/effattn}
 python=${EFFATTN_PYTHON:-python3}
 results=reproduction/results
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=target/measure # manifests name its files: no folder of this machine
+mkdir -p "$scratch"
 
 measure() { # measure FOLDER COMMAND...: a cell that failed (exit code 1) is a row that says so
     folder=$results/$1

@@ -78,12 +78,17 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
 /// Sizes of models in the settings of rows.
 const SIZES: [&str; 6] = ["layers", "width", "heads", "ffn", "dropout", "attention_dropout"];
 
+/// Settings of `row` that are sizes of its model, and not its preset's.
+pub(super) fn sizes(row: &Row) -> impl Iterator<Item = &str> {
+    let settings = row.settings.as_deref().unwrap_or_default().split(' ');
+    settings.filter(|word| word.split_once('=').is_some_and(|(key, _)| SIZES.contains(&key)))
+}
+
 /// In words, which sizes of `rows` are not their preset's.
 fn other_sizes(rows: &[&Row]) -> Option<String> {
     let mut said: Vec<&str> = Vec::new();
-    for word in rows.iter().flat_map(|row| row.settings.as_deref().unwrap_or_default().split(' ')) {
-        let size = word.split_once('=').is_some_and(|(key, _)| SIZES.contains(&key));
-        if size && !said.contains(&word) {
+    for word in rows.iter().flat_map(|row| sizes(row)) {
+        if !said.contains(&word) {
             said.push(word);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Claim, ClaimVerdict, Finding, decided, indication, of_suite, printed_number, said};
 use crate::config::suite::{Suite, SuiteRatio};
+use crate::report::published;
 use crate::report::ratio::{Ratio, Standing};
 use crate::report::trained::PublishedVerdict;
 use crate::stats::Interval;
@@ -209,9 +210,9 @@ fn reach(rows: &[Row]) -> Option<Finding> {
     };
     let composed = ratio("composed")?;
     let measured_with = longest("ls", "composed").map_or_else(String::new, |row| {
-        let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" with {settings}"));
+        let sizes: String = published::sizes(row).map(|size| format!(" with {size}")).collect();
         let batch = row.batch.map_or_else(String::new, |batch| format!(", batch {batch}"));
-        format!("; {}{settings}{batch}", row.preset.as_deref().unwrap_or_default())
+        format!("; {}{sizes}{batch}", row.preset.as_deref().unwrap_or_default())
     });
     let fused =
         ratio("fused").map_or_else(String::new, |times| format!("; with fused ones {times:.2} times"));
