@@ -209,13 +209,10 @@ impl<'a> Drawing<'a> {
     }
 }
 
-/// Length and extrapolated value of every cross.
+/// Length of every cross, and its value by the series' law; none where too few lengths were measured for one.
 fn crosses(series: &Series) -> Vec<(f64, Option<f64>)> {
     let law = series.law();
-    let height = |x: f64| match law {
-        Some(law) => Some(law.factor * x.powf(law.slope)),
-        None => series.points.last().map(|point| point.y),
-    };
+    let height = |x: f64| law.map(|law| law.factor * x.powf(law.slope));
     let crosses = series.missing.iter().filter(|missing| missing.cross);
     crosses.map(|missing| (missing.x, height(missing.x))).collect()
 }

@@ -46,7 +46,7 @@ fn reach(rows: &[&Row]) -> Option<String> {
     let times = longest("ls")? / longest("transformer-xl").filter(|len| *len > 0.0)?;
     let suite = Suite::load(SUITE).ok()?;
     let published = suite.source.split_once("text: ").map_or("", |(_, text)| text);
-    Some(format!("here {times:.1} times as long (composed kernels), published: {published}"))
+    Some(format!("here {times:.2} times as long (composed kernels), published: {published}"))
 }
 
 /// What `ls` needs of the memory of full attention where that stores no scores, at the longest length of both.
@@ -139,6 +139,6 @@ mod tests {
         };
         let (ls, full) = (fit("ls", 3600.0), fit("transformer-xl", 2000.0));
         let said = reach(&[&ls, &full]).unwrap();
-        assert!(said.starts_with("here 1.8 times as long") && said.contains("about 3 times"), "{said}");
+        assert!(said.starts_with("here 1.80 times as long") && said.contains("about 3 times"), "{said}");
     }
 }
