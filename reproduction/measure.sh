@@ -103,7 +103,7 @@ figure3() {
     keep 3 figure3-fused/ls-figure3
 }
 
-# Where full attention stores its scores, 15 GiB hold few lengths.
+# Where full attention stores its scores, few lengths fit the memory.
 figure3_composed() {
     measure figure3-composed speed --suite ls-figure3 --max-time 3s --kernel composed --len 512..2048 --batch 1,2,4
     keep 1 figure3-composed/ls-figure3

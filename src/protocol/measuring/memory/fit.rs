@@ -247,21 +247,17 @@ pub(super) fn fit(
         over.then(|| too_late(timeout, needed, law))
     };
     let bounds = Bounds { memory_limit: room(bytes, session.memory_limit), ..Bounds::of(session) };
-    let found = search(
-        (longest, bytes),
-        |len| flops(len).is_finite(),
-        late,
-        |len| {
-            session.term.at(&format!("{} tries {len} positions", runner.plan.name(index)));
-            let left = (timeout - start.elapsed().as_secs_f64()).max(0.0);
-            attempt(ask(bounds, Some(left), &asked.with_len(len)))
-        },
-    )?;
+    let possible = |len: u64| flops(len).is_finite();
+    let found = search((longest, bytes), possible, late, |len| {
+        session.term.at(&format!("{} tries {len} positions", runner.plan.name(index)));
+        let left = (timeout - start.elapsed().as_secs_f64()).max(0.0);
+        attempt(ask(bounds, Some(left), &asked.with_len(len)))
+    })?;
     let row = Row { n: Some(found.tried), ..cell.row.clone() };
     let (outcome, remark) = match (&found.ending, found.len) {
         (Some(ending), _) => (ending.outcome, Some(ending.reason.clone())),
         (None, 0) => (Outcome::Oom, Some(format!("not even length 1 fits {}", Bytes(bytes)))),
-        (None, len) if len == longest => (Outcome::Ok, Some(BOUND.to_owned())),
+        (None, len) if !(len + 1..=longest).any(possible) => (Outcome::Ok, Some(BOUND.to_owned())),
         (None, _) => (Outcome::Ok, None),
     };
     let length = Some(found.len).filter(|len| *len > 0);
@@ -307,28 +303,24 @@ pub(super) fn price(
         let over = seconds(&flops, len, known) > timeout;
         over.then(|| CellFailure::new(Outcome::Timeout, ""))
     };
-    search(
-        (asked.spec.len, bytes),
-        |len| flops(len).is_finite(),
-        late,
-        |len| {
-            let last = known.iter().max_by_key(|point| point.len).copied();
-            let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
-            let (tried, real) = match (took, PeakModel::of(&known, bytes)) {
-                (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
-                    (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
-                }
-                _ => (attempt(ask(bounds, Some(PRICED), &asked.with_len(len)))?, true),
-            };
-            if let Tried::Measured { peak, seconds } = tried {
-                if real {
-                    known.push(Point { len, peak, seconds });
-                }
-                total += START + seconds;
+    let possible = |len: u64| flops(len).is_finite();
+    search((asked.spec.len, bytes), possible, late, |len| {
+        let last = known.iter().max_by_key(|point| point.len).copied();
+        let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
+        let (tried, real) = match (took, PeakModel::of(&known, bytes)) {
+            (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
+                (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
             }
-            Ok(tried)
-        },
-    )?;
+            _ => (attempt(ask(bounds, Some(PRICED), &asked.with_len(len)))?, true),
+        };
+        if let Tried::Measured { peak, seconds } = tried {
+            if real {
+                known.push(Point { len, peak, seconds });
+            }
+            total += START + seconds;
+        }
+        Ok(tried)
+    })?;
     Ok(total)
 }
 
@@ -343,19 +335,18 @@ mod tests {
     use super::*;
     use effattn_record::config::lists::MAX_LEN;
 
+    fn any(_: u64) -> bool {
+        true
+    }
+
     fn find(longest: u64, bytes: u64, peak: impl Fn(u64) -> u64) -> Found {
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        search(
-            (longest, bytes),
-            |_| true,
-            late,
-            |len| {
-                Ok(match peak(len) {
-                    peak if peak <= bytes / 4 * 5 => Tried::Measured { peak, seconds: 0.1 },
-                    _ => Tried::TooBig,
-                })
-            },
-        )
+        search((longest, bytes), any, late, |len| {
+            Ok(match peak(len) {
+                peak if peak <= bytes / 4 * 5 => Tried::Measured { peak, seconds: 0.1 },
+                _ => Tried::TooBig,
+            })
+        })
         .unwrap()
     }
 
@@ -383,15 +374,10 @@ mod tests {
     fn a_law_that_holds_needs_one_long_try() {
         let mut long = Vec::new();
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        let found = search(
-            (MAX_LEN, 1 << 30),
-            |_| true,
-            late,
-            |len| {
-                long.push(len);
-                Ok(Tried::Measured { peak: 3_000_000 + 5_000 * len, seconds: 0.1 })
-            },
-        );
+        let found = search((MAX_LEN, 1 << 30), any, late, |len| {
+            long.push(len);
+            Ok(Tried::Measured { peak: 3_000_000 + 5_000 * len, seconds: 0.1 })
+        });
         let found = found.unwrap();
         long.retain(|len| *len > found.len / 2);
         assert_eq!((long.len(), found.ending), (1, None), "{long:?}");
@@ -409,16 +395,12 @@ mod tests {
     fn only_lengths_that_the_mechanism_takes_are_tried() {
         for (block, longest, expected) in [(64, MAX_LEN, 1088), (256, MAX_LEN, 1024), (64, 1050, 1024)] {
             let mut tried = Vec::new();
+            let possible = |len| len % block == 0;
             let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
-            let found = search(
-                (longest, 1_100_000),
-                |len| len % block == 0,
-                late,
-                |len| {
-                    tried.push(len);
-                    Ok(Tried::Measured { peak: 1000 * len, seconds: 0.1 })
-                },
-            );
+            let found = search((longest, 1_100_000), possible, late, |len| {
+                tried.push(len);
+                Ok(Tried::Measured { peak: 1000 * len, seconds: 0.1 })
+            });
             assert_eq!(found.unwrap().len, expected);
             assert!(tried.iter().all(|len| len % block == 0) && tried.len() < 8, "{tried:?}");
         }
@@ -427,15 +409,10 @@ mod tests {
     #[test]
     fn what_ends_the_search_leaves_no_length() {
         let never = |_: u64, _: (u64, f64), _: Option<u64>| None;
-        let found = search(
-            (MAX_LEN, 1 << 40),
-            |_| true,
-            never,
-            |len| {
-                let late = CellFailure::new(Outcome::Timeout, "ran past its time limit");
-                Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Measured { peak: len, seconds: 0.1 } })
-            },
-        );
+        let found = search((MAX_LEN, 1 << 40), any, never, |len| {
+            let late = CellFailure::new(Outcome::Timeout, "ran past its time limit");
+            Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Measured { peak: len, seconds: 0.1 } })
+        });
         let found = found.unwrap();
         assert_eq!((found.len, found.ending.map(|ending| ending.outcome)), (0, Some(Outcome::Timeout)));
     }
@@ -447,15 +424,10 @@ mod tests {
             let needed = took * (len as f64 / known as f64).powi(2);
             (needed > 60.0).then(|| CellFailure::new(Outcome::Timeout, format!("{law:?}")))
         };
-        let found = search(
-            (MAX_LEN, 1 << 30),
-            |_| true,
-            late,
-            |len| {
-                tried.push(len);
-                Ok(Tried::Measured { peak: 10_000 * len, seconds: (len as f64 / 1000.0).powi(2) })
-            },
-        );
+        let found = search((MAX_LEN, 1 << 30), any, late, |len| {
+            tried.push(len);
+            Ok(Tried::Measured { peak: 10_000 * len, seconds: (len as f64 / 1000.0).powi(2) })
+        });
         let ending = found.unwrap().ending.unwrap();
         assert_eq!(
             ending.reason,
