@@ -1,7 +1,7 @@
 //! Matrix products of operands rounded to bf16, summed in f32.
 //!
 //! On processors with AVX512-BF16 operands are packed to pairs of bf16 and multiplied by the processor's dot product,
-//! twice as many at a time as in f32. Elsewhere they are rounded where they are packed and multiplied in f32: the same numbers
+//! twice as many at a time as in f32, or by the tiles of AMX. Elsewhere they are rounded where they are packed and multiplied in f32: the same numbers
 //! up to the order of additions.
 
 #[cfg(target_arch = "x86_64")]
@@ -10,11 +10,19 @@ mod block;
 #[cfg(target_arch = "x86_64")]
 mod native;
 #[cfg(target_arch = "x86_64")]
+mod operands;
+#[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod packed;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod registers;
 mod stored;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod tiles;
 
 use std::cell::RefCell;
 
@@ -33,15 +41,21 @@ pub use stored::{load, load_rows, round, store};
 /// to measure how long a product of this shape takes.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn pairs_product(c: &mut [f32], a: &[u32], b: &[u32], [rows, depth, width]: [usize; 3]) {
-    let row = width.next_multiple_of(block::LANES);
-    let to = block::BlockOut { data: c, row: width, alpha: 1.0, beta: None };
-    let left = block::Left { data: a, row: depth, step: 1 };
-    block::multiply(to, left, block::Right { data: b, row }, rows, depth, width);
+    let row = width.next_multiple_of(operands::LANES);
+    let to = operands::BlockOut { data: c, row: width, alpha: 1.0, beta: None };
+    let left = operands::Left { data: a, row: depth, step: 1 };
+    block::multiply(to, left, operands::Right { data: b, row }, rows, depth, width);
 }
 
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {
-    level() == SimdLevel::Avx512Bf16
+    matches!(level(), SimdLevel::Avx512Bf16 | SimdLevel::Amx)
+}
+
+/// Whether it does so tile by tile.
+#[cfg(target_arch = "x86_64")]
+fn has_tiles() -> bool {
+    level() == SimdLevel::Amx
 }
 
 /// c = alpha a b, or alpha a b + beta c, of rounded a and b, on this thread.

@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 
-use super::block::{BlockOut, LANES, Left, Right, multiply};
+use super::block::multiply;
+use super::operands::{BlockOut, LANES, Left, Right};
 use super::pack;
 use crate::cpu::matrix::{Mat, MatMut};
 use crate::cpu::par;

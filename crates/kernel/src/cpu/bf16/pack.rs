@@ -5,7 +5,7 @@ use std::arch::x86_64::{
     _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16,
 };
 
-use super::block::LANES;
+use super::operands::LANES;
 use crate::cpu::transpose::transpose;
 
 /// Pairs that hold `depth` elements.

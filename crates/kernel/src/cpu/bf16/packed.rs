@@ -1,7 +1,8 @@
 //! Products of factors that a kernel packs itself, chunk by chunk, while their rows are in the cache.
 
-use super::block::{BlockOut, LANES, Left, Right, multiply};
+use super::block::multiply;
 use super::native::{BAND, PANEL, Panels};
+use super::operands::{BlockOut, LANES, Left, Right};
 use super::pack;
 pub use super::pack::pairs;
 use crate::cpu::matrix::Mat;
