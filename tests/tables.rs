@@ -198,14 +198,17 @@ fn the_programs_side_by_side_are_those_of_the_committed_runs() {
     let (_, short) = summed("peer", |dtype, row| {
         format!("| encoder, {dtype}, vs {} | {} | {} | {} |", row[0], row[2], row[3], row[4])
     });
-    let (_, full_width) = summed("peer/full-width", |dtype, row| {
-        format!("| full width, effattn {dtype} | {} |", row.join(" | "))
+    let elsewhere = ["full width", "half width"].map(|units| {
+        let start = format!("| {units}, effattn");
+        let line = |dtype: &str, row: &[String]| format!("{start} {dtype} | {} |", row.join(" | "));
+        let (_, lines) = summed(&format!("peer/{}", units.replace(' ', "-")), line);
+        (start, lines)
     });
-    assert!(all.len() >= 4 && full_width.len() >= 4, "several programs in both formats: {all:?}");
+    assert!(all.len() >= 4 && elsewhere.iter().all(|(_, lines)| lines.len() >= 4), "{all:?} {elsewhere:?}");
     let eager = eager_table(&f32, &bf16);
     renew("docs/performance.md", |page| {
         let mut page = page.to_owned();
-        for (start, lines) in [("| effattn", &all), ("| full width, effattn", &full_width)] {
+        for (start, lines) in elsewhere.iter().chain([&("| effattn".to_owned(), all.clone())]) {
             let ours =
                 |line: &str| ["f32", "bf16"].iter().any(|it| line.starts_with(&format!("{start} {it} |")));
             page = with_lines(&page, ours, lines);
