@@ -111,13 +111,20 @@ fn table<'a>(
     Some(Table { title, columns, numbers: 8, rows: lines, behind, ..Table::default() })
 }
 
-/// Whether two rows are of the same model, trained and tested in the same way.
+/// Whether two rows are of the same model, trained and tested in the same way. On which device does not matter: devices differ in how
+/// they round, as thread counts do, and seeds differ by far more.
 pub(super) fn alike(a: &Row, b: &Row) -> bool {
     (&a.task, &a.model, &a.variant, &a.preset) == (&b.task, &b.model, &b.variant, &b.preset)
-        && (&a.device, &a.dtype, &a.kernel, a.batch, a.len)
-            == (&b.device, &b.dtype, &b.kernel, b.batch, b.len)
-        && (&a.differs, &a.settings, &a.words, a.fraction.map(f64::to_bits))
-            == (&b.differs, &b.settings, &b.words, b.fraction.map(f64::to_bits))
+        && (&a.dtype, &a.kernel, a.batch, a.len) == (&b.dtype, &b.kernel, b.batch, b.len)
+        && settings(a).eq(settings(b))
+        && (&a.differs, &a.words, a.fraction.map(f64::to_bits))
+            == (&b.differs, &b.words, b.fraction.map(f64::to_bits))
+}
+
+/// The settings of a row but its device.
+fn settings(row: &Row) -> impl Iterator<Item = &str> {
+    let all = row.settings.as_deref().unwrap_or_default().split(' ');
+    all.filter(|setting| !setting.is_empty() && !setting.starts_with("device="))
 }
 
 /// Rows by task, mechanism and seed, so that those of one run are found among those of ten thousand.
@@ -232,7 +239,9 @@ impl<'a> SeedGroup<'a> {
 
     /// What the run of `row` has for another metric.
     fn also(&self, row: &Row, metric: &str) -> Option<f64> {
-        let same = |other: &&Row| other.metric == metric && alike(other, row);
+        let same = |other: &&Row| {
+            (other.metric.as_str(), &other.device) == (metric, &row.device) && alike(other, row)
+        };
         self.all.beside(row).iter().copied().find(same)?.value
     }
 

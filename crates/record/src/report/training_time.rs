@@ -6,7 +6,7 @@ use super::trained;
 use crate::stats::median;
 use crate::{Pass, Row};
 
-/// A line per task, mechanism, preset, shape, number of threads and machine: updates, the median time of one, and the hours of all of them,
+/// A line per task, mechanism, preset, shape, number of threads, machine and device: updates, the median time of one, and the hours of all of them,
 /// over the seeds. Nothing where no row has both.
 pub fn table(rows: &[Row]) -> Option<Table> {
     let trained = rows.iter().filter(|row| row.pass == Some(Pass::Train) && row.seed.is_some());
@@ -27,6 +27,7 @@ pub fn table(rows: &[Row]) -> Option<Table> {
             row.label(),
             row.preset.clone().unwrap_or_default(),
             row.machine.clone().unwrap_or_default(),
+            row.device.clone(),
             number(row.batch),
             number(row.len),
             number(row.threads),
@@ -41,6 +42,7 @@ pub fn table(rows: &[Row]) -> Option<Table> {
         "model",
         "preset",
         "machine",
+        "device",
         "batch",
         "length",
         "threads",
@@ -62,7 +64,8 @@ pub fn table(rows: &[Row]) -> Option<Table> {
 
 /// Whether two rows are of models that take the same time.
 fn alike(a: &Row, b: &Row) -> bool {
-    trained::alike(a, b) && (a.threads, &a.machine, &a.commit) == (b.threads, &b.machine, &b.commit)
+    trained::alike(a, b)
+        && (a.threads, &a.device, &a.machine, &a.commit) == (b.threads, &b.device, &b.machine, &b.commit)
 }
 
 #[cfg(test)]
@@ -88,7 +91,10 @@ mod tests {
             row(3, "step_time", 9.0), // has not finished
         ];
         let table = table(&rows).unwrap();
-        assert_eq!(table.rows, [["listops", "ls", "", "", "32", "64", "1", "2", "7200", "1.000", "2.00"]]);
+        assert_eq!(
+            table.rows,
+            [["listops", "ls", "", "", "cpu", "32", "64", "1", "2", "7200", "1.000", "2.00"]]
+        );
         assert!(super::table(&rows[..1]).is_none());
     }
 }

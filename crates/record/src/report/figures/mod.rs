@@ -8,6 +8,7 @@ mod ls_figure6;
 mod ls_table2;
 mod recall;
 
+use std::collections::BTreeSet;
 use std::io;
 
 use super::chart::Chart;
@@ -76,24 +77,24 @@ pub fn figures() -> Vec<&'static PaperFigure> {
     ALL.all()
 }
 
-/// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own.
+/// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own, with its name behind theirs where several
+/// have the same one.
 pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
-    let mut devices: Vec<&str> = rows.iter().map(|row| row.device.as_str()).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    let mut charts = Vec::new();
-    for device in &devices {
-        let here: Vec<&Row> = rows.iter().filter(|row| row.device == *device).collect();
+    let devices: BTreeSet<&str> = rows.iter().map(|row| row.device.as_str()).collect();
+    let mut drawn = Vec::new();
+    for device in devices {
+        let here: Vec<&Row> = rows.iter().filter(|row| row.device == device).collect();
         for figure in figures() {
-            for mut chart in (figure.draw)(&here)? {
-                if devices.len() > 1 {
-                    chart.name = format!("{}-{}", chart.name, device.replace(':', ""));
-                }
-                charts.push(chart);
-            }
+            drawn.extend((figure.draw)(&here)?.into_iter().map(|chart| (device, chart)));
         }
     }
-    Ok(charts)
+    let names: Vec<String> = drawn.iter().map(|(_, chart)| chart.name.clone()).collect();
+    let named = drawn.into_iter().map(|(device, chart)| {
+        let once = names.iter().filter(|name| **name == chart.name).count() == 1;
+        let name = if once { chart.name } else { format!("{}-{}", chart.name, device.replace(':', "")) };
+        Chart { name, ..chart }
+    });
+    Ok(named.collect())
 }
 
 /// Names in the order they come first.
@@ -116,4 +117,34 @@ fn conditions(row: &Row) -> String {
     let preset = row.preset.clone().unwrap_or_default();
     let parts = [row.device.clone(), threads, batch, preset, sizes.join(" "), row.dtype.clone()];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Outcome, Pass, Published};
+
+    #[test]
+    fn a_device_names_charts_that_another_has_too() {
+        let row = |model: &str, device: &str| Row {
+            suite: Some("cos-table5".to_owned()),
+            pass: Some(Pass::Infer),
+            len: Some(1024),
+            batch: Some(32),
+            published: Some(Published::Value(25.37)),
+            device: device.to_owned(),
+            ..Row::new("speed", model)
+                .with("steps_per_second", "1/s", Some(2.0))
+                .with_outcome(Outcome::Ok, None)
+        };
+        let names = |rows: &[Row]| -> Vec<String> {
+            let charts = draw(rows).unwrap();
+            charts.into_iter().map(|chart| chart.name).filter(|name| name.starts_with("cos-table5")).collect()
+        };
+        let trained = Row { device: "cuda:0".to_owned(), ..Row::new("lra", "full") };
+        let mut rows = vec![row("full", "cpu"), row("linear", "cpu"), trained];
+        assert_eq!(names(&rows), ["cos-table5"]);
+        rows.extend([row("full", "cuda:0"), row("linear", "cuda:0")]);
+        assert_eq!(names(&rows), ["cos-table5-cpu", "cos-table5-cuda0"]);
+    }
 }

@@ -37,6 +37,14 @@ fn verdicts_in_words() {
     assert_eq!(tables(&[other], METRICS)[0].rows[0][4], "rate 2e-3 (1e-4)");
     assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)])[0], "worse by 17.45");
     assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)])[2], "20.00", "a seed counts once");
+    let settings = Some("device=cuda:0".to_owned());
+    let on_cuda = |seed, value| Row {
+        device: "cuda:0".to_owned(),
+        settings: settings.clone(),
+        ..row(seed, value, 1.0)
+    };
+    assert_eq!(said(&[row(0, 37.0, 1.0), on_cuda(1, 38.2)]), said(&all(1.0)), "a seed of any device counts");
+    assert_eq!(said(&[row(0, 37.0, 1.0), on_cuda(0, 38.2)])[1], "1", "and counts once");
     assert_eq!(said(&[row(0, 36.5, 1.0)])[0], "not comparable: one seed (gap -1.00)");
     let half = Row { dtype: "bf16".to_owned(), ..row(0, 36.0, 1.0) };
     let table = &tables(&[row(0, 37.0, 1.0), half], METRICS)[0];
