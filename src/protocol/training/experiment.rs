@@ -214,19 +214,23 @@ impl EarlierPhases<'_> {
 const TRIAL_STEPS: usize = 12;
 const TRIAL_TIME: Duration = Duration::from_millis(1200);
 
-/// Makes a few steps. The first one warms up, and counts only where it took so long that it is the only one.
+/// Makes a few steps. The first one warms up, and counts only where it took so long that it is the only one; not on a GPU, where it compiles
+/// kernels for as long as a minute.
 fn trial_steps(
     laboratory: &TrainingDevice,
     experiment: &impl Experiment,
     (trainer, learner): (&mut Trainer, &mut dyn Trainable),
 ) -> Result<TrialTiming, CellFailure> {
     let start = Instant::now();
-    let mut times = Vec::new();
-    while times.is_empty() || times.len() <= TRIAL_STEPS && start.elapsed() < TRIAL_TIME {
+    let (mut times, mut counted) = (Vec::new(), start);
+    while times.is_empty() || times.len() <= TRIAL_STEPS && counted.elapsed() < TRIAL_TIME {
         let (number, began) = (trainer.optimizer().updates(), Instant::now());
         let made = trainer.accumulate(learner.micro_batches(), |part| learner.loss(number, part));
         made?;
         times.push(began.elapsed().as_secs_f64());
+        if times.len() == 1 && !laboratory.device().is_cpu() {
+            counted = Instant::now();
+        }
     }
     let made = start.elapsed().as_secs_f64();
     let mut warm = if times.len() > 1 { times.split_off(1) } else { times };
