@@ -278,6 +278,16 @@ impl Row {
         self.ci_low.zip(self.ci_high).filter(|(low, high)| low.is_finite() && high.is_finite())
     }
 
+    /// What [`Self::settings`] says, setting by setting: `layers=8`.
+    pub fn each_setting(&self) -> impl Iterator<Item = &str> {
+        self.settings.as_deref().unwrap_or_default().split(' ').filter(|setting| !setting.is_empty())
+    }
+
+    /// The value of the setting `key`, if the row says it.
+    pub fn setting(&self, key: &str) -> Option<&str> {
+        self.each_setting().find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='))
+    }
+
     /// A row of `protocol` for `model` with this build's version and nothing measured yet.
     pub fn new(protocol: &str, model: &str) -> Self {
         Self {

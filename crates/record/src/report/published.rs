@@ -80,8 +80,7 @@ const SIZES: [&str; 6] = ["layers", "width", "heads", "ffn", "dropout", "attenti
 
 /// Settings of `row` that are sizes of its model, and not its preset's.
 pub(super) fn sizes(row: &Row) -> impl Iterator<Item = &str> {
-    let settings = row.settings.as_deref().unwrap_or_default().split(' ');
-    settings.filter(|word| word.split_once('=').is_some_and(|(key, _)| SIZES.contains(&key)))
+    row.each_setting().filter(|setting| setting.split_once('=').is_some_and(|(key, _)| SIZES.contains(&key)))
 }
 
 /// In words, which sizes of `rows` are not their preset's.
@@ -113,14 +112,12 @@ pub(super) fn few_repetitions(cells: &[(u64, u64)]) -> Option<String> {
 /// one of the row is the entry's.
 fn same_settings(row: &Row, entry: &SuiteRow, suite: &Suite) -> bool {
     let said = serde_json::to_value(entry.set.clone().over(suite.base.clone())).unwrap_or_default();
-    let words = row.settings.as_deref().unwrap_or_default();
-    let word = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     let own = |key: &str| match &said[key] {
         serde_json::Value::Null => None,
         serde_json::Value::String(text) => Some(text.trim_end_matches('s').to_owned()),
         value => Some(value.to_string()),
     };
-    suite.rows.iter().flat_map(|other| other.set.set_keys()).all(|key| match (word(key), own(key)) {
+    suite.rows.iter().flat_map(|other| other.set.set_keys()).all(|key| match (row.setting(key), own(key)) {
         (Some(here), Some(own)) => here.trim_end_matches('s') == own,
         (Some(_), None) => false,
         (None, _) => !entry.set.set_keys().contains(&key),

@@ -91,9 +91,7 @@ fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place
     let batch = row.batch.map_or_else(String::new, |batch| format!(" --batch {batch}"));
     let mode = row.pass.map_or_else(String::new, |pass| format!(" --mode {pass}"));
     let kernel = if row.kernel == "fused" { String::new() } else { format!(" --kernel {}", row.kernel) };
-    let layers =
-        row.settings.as_deref().unwrap_or_default().split(' ').find_map(|word| word.strip_prefix("layers="));
-    let layers = layers.map_or_else(String::new, |layers| format!(" --layers {layers}"));
+    let layers = row.setting("layers").map_or_else(String::new, |layers| format!(" --layers {layers}"));
     let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
         "effattn {} --model {}{preset}{layers} --len {lens}{batch}{mode}{kernel} --min-runs {runs} --runs {runs}",

@@ -123,8 +123,7 @@ pub(super) fn alike(a: &Row, b: &Row) -> bool {
 
 /// The settings of a row but its device.
 fn settings(row: &Row) -> impl Iterator<Item = &str> {
-    let all = row.settings.as_deref().unwrap_or_default().split(' ');
-    all.filter(|setting| !setting.is_empty() && !setting.starts_with("device="))
+    row.each_setting().filter(|setting| !setting.starts_with("device="))
 }
 
 /// Rows by task, mechanism and seed, so that those of one run are found among those of ten thousand.

@@ -113,7 +113,7 @@ fn conditions(row: &Row) -> String {
     let threads = row.threads.map_or_else(String::new, |threads| plural(threads, "thread"));
     let batch = row.batch.map_or_else(String::new, |batch| format!("batch {batch}"));
     let size = |word: &&str| ["layers=", "width=", "heads=", "ffn="].iter().any(|key| word.starts_with(key));
-    let sizes: Vec<&str> = row.settings.as_deref().unwrap_or_default().split(' ').filter(size).collect();
+    let sizes: Vec<&str> = row.each_setting().filter(size).collect();
     let preset = row.preset.clone().unwrap_or_default();
     let parts = [row.device.clone(), threads, batch, preset, sizes.join(" "), row.dtype.clone()];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
