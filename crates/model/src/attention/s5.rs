@@ -1,5 +1,7 @@
 //! S5 (Smith et al. 2023): one state space with many inputs and outputs, diagonal, started from HiPPO.
 
+use std::sync::Arc;
+
 use candle_core::{Result, Tensor};
 
 use super::hippo::Hippo;
@@ -118,7 +120,7 @@ fn lecun(stream: &mut RngStream, fan: usize) -> f64 {
 
 /// Start of the parameters: eigenvalues and eigenvectors of one HiPPO matrix per block.
 struct Start {
-    hippo: Hippo,
+    hippo: Arc<Hippo>,
     blocks: usize,
     /// Size of a block's matrix.
     size: usize,
@@ -128,7 +130,7 @@ impl Start {
     fn new(knobs: &Knobs) -> Self {
         let (blocks, halved) = (blocks(knobs), knobs.get(&CONJ_SYM));
         let size = knobs.get(&P) / blocks * if halved { 2 } else { 1 };
-        Self { hippo: Hippo::new(size, halved), blocks, size }
+        Self { hippo: Hippo::of(size, halved), blocks, size }
     }
 
     /// V^-1 X [p, e, 2] with X [size of all blocks, e] real.
