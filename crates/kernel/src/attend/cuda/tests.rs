@@ -139,9 +139,16 @@ fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
     let wide = Case::new(Pattern::full(30, 40, false), 1, 1, 128);
     let dropped = dropped().into_iter().filter(|case| case.relative.is_none());
     let cases = cases().into_iter().chain([wide]).chain(dropped);
-    for (seed, case) in cases.filter(|case| !case.bias).enumerate() {
+    for (seed, case) in cases.filter(|case| !case.bias).map(shorter).enumerate() {
         assert_close(&case, seed as u64, MatmulFormat::F32, 1e-5);
     }
+}
+
+/// One sequence of a long case: another one without padding only takes the emulation twice as long.
+fn shorter(case: Case) -> Case {
+    let Pattern { queries, keys, .. } = case.pattern;
+    let long = case.padding == 0 && queries * keys * case.d > 40_000;
+    Case { batch: if long { 1 } else { case.batch }, ..case }
 }
 
 /// A weight of 1 is that of the only key that a query sees, and its logit has no gradient: not even what rounding leaves.
@@ -158,7 +165,8 @@ fn the_gradient_of_a_query_that_sees_one_key_is_zero() {
 fn bf16_cases() -> impl Iterator<Item = Case> {
     let wide = Case::new(Pattern::full(30, 70, false), 1, 1, 128);
     let cases = cases().into_iter().chain(dropped());
-    [wide].into_iter().chain(cases.filter(|case| !case.bias && case.relative.is_none()))
+    let cases = cases.filter(|case| !case.bias && case.relative.is_none()).map(shorter);
+    [wide].into_iter().chain(cases)
 }
 
 /// Asks a process of its own to run every so many of [`bf16_cases`].
