@@ -10,10 +10,13 @@ use effattn_kernel::cpu::rates::Calibration;
 use effattn_kernel::device::counters::{Counters, settle};
 use effattn_kernel::device::threads;
 
-/// Calibrations before the first turn: the best of a run is known from its beginning.
+/// Calibrations before the first turn: what is fast is known from the beginning of a run.
 const FIRST: usize = 5;
 /// So long after a turn its calibration is that of the next turn, too.
 const RECENT: Duration = Duration::from_millis(5);
+/// Share of a turn's time for which a calibration that says that the machine is slow is repeated on either side: what slows it for
+/// less than that averages out over the turn.
+const SHARE: f64 = 0.005;
 
 /// What takes calibrations.
 pub struct Brackets {
@@ -22,8 +25,10 @@ pub struct Brackets {
     cores: usize,
     /// Whether the system tells how long threads waited: calibrations then tell only of the machine's speed.
     by_thread: bool,
-    /// Seconds of the calibrations so far; first, of a continued run, the best one from before.
+    /// Seconds of the calibrations so far.
     all: Vec<f64>,
+    /// Seconds of a fast one before a continued run was stopped.
+    known: Option<f64>,
     last: Option<(Instant, f64)>,
 }
 
@@ -32,39 +37,51 @@ impl Brackets {
     pub fn new(threads: usize, known: Option<&Steadiness>) -> Self {
         let (cores, by_thread) =
             (threads::available(), Counters::read(&[]).is_some_and(|it| it.tells_waiting()));
-        let best = known.filter(|known| known.by_thread == by_thread).map(|known| known.best);
-        let (calibration, all) = (Calibration::new(), best.into_iter().collect());
-        let mut new = Self { calibration, threads, cores, by_thread, all, last: None };
+        let known = known.filter(|known| known.by_thread == by_thread).map(|known| known.fast);
+        let calibration = Calibration::new();
+        let mut new = Self { calibration, threads, cores, by_thread, all: Vec::new(), known, last: None };
         for _ in 0..FIRST {
-            new.take();
+            new.take(0.0);
         }
         new
     }
 
-    /// Seconds of a calibration now.
-    fn take(&mut self) -> f64 {
-        let time = self.calibration.take();
-        let seconds = if self.by_thread { time.fastest } else { time.mean };
+    /// Seconds of a calibration now, beside a turn of `turn` seconds: the fastest of those for which a share of it leaves time, until
+    /// one is as fast as usual.
+    fn take(&mut self, turn: f64) -> f64 {
+        let (start, judge) = (Instant::now(), self.judge());
+        let mut seconds = f64::INFINITY;
+        loop {
+            let time = self.calibration.take();
+            seconds = seconds.min(if self.by_thread { time.fastest } else { time.mean });
+            if !judge.is_slow(seconds) || start.elapsed().as_secs_f64() >= SHARE * turn {
+                break;
+            }
+        }
         self.all.push(seconds);
         self.last = Some((Instant::now(), seconds));
         seconds
     }
 
-    /// Runs a turn of the processes `processes` with a calibration on either side.
-    pub fn around<T>(&mut self, processes: &[u32], turn: impl FnOnce() -> T) -> (T, Bracket) {
-        let recent = self.last.filter(|(at, _)| at.elapsed() < RECENT).map(|(_, seconds)| seconds);
-        let before = recent.unwrap_or_else(|| self.take());
-        let counters = Counters::read(processes);
+    /// Runs a turn of the processes `processes` that takes about `seconds`, with a calibration on either side.
+    pub fn around<T>(&mut self, processes: &[u32], seconds: f64, turn: impl FnOnce() -> T) -> (T, Bracket) {
+        let judge = self.judge();
+        let recent = self.last.filter(|(at, last)| at.elapsed() < RECENT && !judge.is_slow(*last));
+        let before = recent.map_or_else(|| self.take(seconds), |(_, seconds)| seconds);
+        let (counters, start) = (Counters::read(processes), Instant::now());
         let result = turn();
+        let seconds = start.elapsed().as_secs_f64();
         let interference =
             counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
         let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
         settle(processes);
-        (result, Bracket { before, after: self.take(), by_thread: self.by_thread, interference, taken })
+        let after = self.take(seconds);
+        (result, Bracket { before, after, by_thread: self.by_thread, interference, taken })
     }
 
     /// What decides about turns now.
     pub fn judge(&self) -> Judge {
-        Judge::of(&self.all, self.threads)
+        let judge = Judge::of(&self.all, self.threads);
+        Judge { fast: self.known.map_or(judge.fast, |known| known.min(judge.fast)), ..judge }
     }
 }

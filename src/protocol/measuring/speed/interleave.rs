@@ -271,7 +271,7 @@ mod tests {
         }
 
         fn judge(&self) -> Option<Judge> {
-            Some(Judge { best: 1.0, usual: 1.0, threads: 1 })
+            Some(Judge { fast: 1.0, usual: 1.0, threads: 1 })
         }
 
         fn done(

@@ -161,7 +161,7 @@ mod tests {
             Turn { seconds: vec![seconds; 2], bracket: Some(bracket) }
         };
         let cell = CellSamples { turns: vec![turn(0.5, 0.0), turn(0.9, 0.7)], kept: vec![true, false] };
-        let all = samples(&cell, Some(Judge { best: 1.0, usual: 1.0, threads: 1 }));
+        let all = samples(&cell, Some(Judge { fast: 1.0, usual: 1.0, threads: 1 }));
         assert_eq!((&all[0].values[..], &all[0].turns[1].put_back[..]), (&[0.5; 2][..], &[0.9; 2][..]));
         let told: Vec<_> = all[0].turns.iter().map(|turn| (turn.steps, turn.disturbed.as_deref())).collect();
         assert_eq!(told, [(2, None), (2, Some("other programs took 0.70 processors"))]);
