@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use effattn_kernel::device::counters::Interference;
 use effattn_record::stats::{median, quantile};
 
-/// Share of the calibrations of a run that are faster than a fast one. The fastest of thousands is a stroke of luck that comes back for
-/// none: where it was 15 % below the median, 99 of 100 calibrations counted as slow, and nearly every turn was put back.
+/// Share of the calibrations of a run that are faster than a fast one. The fastest of thousands is a stroke of luck: in a minute of them on
+/// an idle machine it was 15 % below the median, and 99 of 100 were slow beside it.
 const FAST: f64 = 0.05;
 /// By how much a calibration beside a turn may be slower than a fast one: so many times as much as the median one is, ...
 const USUAL: f64 = 4.0;
@@ -96,7 +96,7 @@ impl Judge {
     }
 
     /// Whether a calibration of so many seconds says that the machine is slow.
-    pub fn is_slow(&self, calibration: f64) -> bool {
+    fn is_slow(&self, calibration: f64) -> bool {
         calibration > self.fast * (1.0 + self.allowed())
     }
 

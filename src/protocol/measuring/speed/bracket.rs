@@ -14,9 +14,6 @@ use effattn_kernel::device::threads;
 const FIRST: usize = 5;
 /// So long after a turn its calibration is that of the next turn, too.
 const RECENT: Duration = Duration::from_millis(5);
-/// Share of a turn's time for which a calibration that says that the machine is slow is repeated on either side: what slows it for
-/// less than that averages out over the turn.
-const SHARE: f64 = 0.005;
 
 /// What takes calibrations.
 pub struct Brackets {
@@ -41,42 +38,31 @@ impl Brackets {
         let calibration = Calibration::new();
         let mut new = Self { calibration, threads, cores, by_thread, all: Vec::new(), known, last: None };
         for _ in 0..FIRST {
-            new.take(0.0);
+            new.take();
         }
         new
     }
 
-    /// Seconds of a calibration now, beside a turn of `turn` seconds: the fastest of those for which a share of it leaves time, until
-    /// one is as fast as usual.
-    fn take(&mut self, turn: f64) -> f64 {
-        let (start, judge) = (Instant::now(), self.judge());
-        let mut seconds = f64::INFINITY;
-        loop {
-            let time = self.calibration.take();
-            seconds = seconds.min(if self.by_thread { time.fastest } else { time.mean });
-            if !judge.is_slow(seconds) || start.elapsed().as_secs_f64() >= SHARE * turn {
-                break;
-            }
-        }
+    /// Seconds of a calibration now.
+    fn take(&mut self) -> f64 {
+        let time = self.calibration.take();
+        let seconds = if self.by_thread { time.fastest } else { time.mean };
         self.all.push(seconds);
         self.last = Some((Instant::now(), seconds));
         seconds
     }
 
-    /// Runs a turn of the processes `processes` that takes about `seconds`, with a calibration on either side.
-    pub fn around<T>(&mut self, processes: &[u32], seconds: f64, turn: impl FnOnce() -> T) -> (T, Bracket) {
-        let judge = self.judge();
-        let recent = self.last.filter(|(at, last)| at.elapsed() < RECENT && !judge.is_slow(*last));
-        let before = recent.map_or_else(|| self.take(seconds), |(_, seconds)| seconds);
-        let (counters, start) = (Counters::read(processes), Instant::now());
+    /// Runs a turn of the processes `processes` with a calibration on either side.
+    pub fn around<T>(&mut self, processes: &[u32], turn: impl FnOnce() -> T) -> (T, Bracket) {
+        let recent = self.last.filter(|(at, _)| at.elapsed() < RECENT).map(|(_, seconds)| seconds);
+        let before = recent.unwrap_or_else(|| self.take());
+        let counters = Counters::read(processes);
         let result = turn();
-        let seconds = start.elapsed().as_secs_f64();
         let interference =
             counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
         let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
         settle(processes);
-        let after = self.take(seconds);
-        (result, Bracket { before, after, by_thread: self.by_thread, interference, taken })
+        (result, Bracket { before, after: self.take(), by_thread: self.by_thread, interference, taken })
     }
 
     /// What decides about turns now.

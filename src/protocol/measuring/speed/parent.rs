@@ -87,7 +87,7 @@ impl CellWorkers for Workers<'_, '_> {
         let mut turn = || process.turn(seconds, runs, limit, self.runner.session);
         let (steps, bracket) = match &mut self.brackets {
             Some(brackets) => {
-                let (steps, bracket) = brackets.around(&[id], seconds, turn);
+                let (steps, bracket) = brackets.around(&[id], turn);
                 (steps, Some(bracket))
             }
             None => (turn(), None),

@@ -269,7 +269,7 @@ fn features_of_candles_operations_give_the_results_of_the_cpu() {
     gated.guarded(None).prove();
 }
 
-/// Decays of all kinds at `shapes`, then what goes with them: shared heads, holes, guards and features at `more`.
+/// Decays of all kinds at `shapes`, then what goes with them: shared heads and holes at `more`, guards and features with half as many heads.
 fn prove_decays(shapes: &[[usize; 5]], more: [usize; 5], causal: bool) {
     let both = if causal { &[false][..] } else { &[false, true] };
     let separate = |separate: bool| [Sums::PerToken { separate }, Sums::PerChannel { separate }];
