@@ -22,8 +22,8 @@ pub struct Brackets {
     cores: usize,
     /// Whether the system tells how long threads waited: calibrations then tell only of the machine's speed.
     by_thread: bool,
-    /// Seconds of the calibrations so far.
-    all: Vec<f64>,
+    /// Seconds of the first calibrations, and of the slower one of every turn so far.
+    slower: Vec<f64>,
     /// Seconds of a fast one before a continued run was stopped.
     known: Option<f64>,
     last: Option<(Instant, f64)>,
@@ -36,10 +36,8 @@ impl Brackets {
             (threads::available(), Counters::read(&[]).is_some_and(|it| it.tells_waiting()));
         let known = known.filter(|known| known.by_thread == by_thread).map(|known| known.fast);
         let calibration = Calibration::new();
-        let mut new = Self { calibration, threads, cores, by_thread, all: Vec::new(), known, last: None };
-        for _ in 0..FIRST {
-            new.take();
-        }
+        let mut new = Self { calibration, threads, cores, by_thread, slower: Vec::new(), known, last: None };
+        new.slower = (0..FIRST).map(|_| new.take()).collect();
         new
     }
 
@@ -47,7 +45,6 @@ impl Brackets {
     fn take(&mut self) -> f64 {
         let time = self.calibration.take();
         let seconds = if self.by_thread { time.fastest } else { time.mean };
-        self.all.push(seconds);
         self.last = Some((Instant::now(), seconds));
         seconds
     }
@@ -62,12 +59,14 @@ impl Brackets {
             counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
         let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
         settle(processes);
-        (result, Bracket { before, after: self.take(), by_thread: self.by_thread, interference, taken })
+        let bracket = Bracket { before, after: self.take(), by_thread: self.by_thread, interference, taken };
+        self.slower.push(bracket.slower());
+        (result, bracket)
     }
 
     /// What decides about turns now.
     pub fn judge(&self) -> Judge {
-        let judge = Judge::of(&self.all, self.threads);
+        let judge = Judge::of(&self.slower, self.threads);
         Judge { fast: self.known.map_or(judge.fast, |known| known.min(judge.fast)), ..judge }
     }
 }

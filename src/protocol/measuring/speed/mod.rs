@@ -133,7 +133,7 @@ Examples:
   # Rows for another program
   effattn speed --mode infer --export-json - | jq '.rows[0]'
 
-A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own. A turn that other programs disturb (they take 5 % of its processor time, or a calibration beside it takes 4 to 10 % longer than the run's fastest twentieth, as steady as the machine is) is put back and repeated, for up to four times the time that a cell has.";
+A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own. A turn that other programs disturb (they take 5 % of its processor time, or a calibration beside it takes 4 to 10 % longer than the run's fastest twentieth, as steady as the machine is, and longer than the median turn's) is put back and repeated, for up to four times the time that a cell has.";
 
 /// Cells of one place take turns.
 fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<effattn_record::Pass>, Option<u64>) {

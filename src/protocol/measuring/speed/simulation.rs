@@ -56,7 +56,7 @@ struct Machine<'a> {
     /// The neighbour works until then, or pauses.
     until: f64,
     works: bool,
-    calibrations: Vec<f64>,
+    slower: Vec<f64>,
     samples: Vec<f64>,
     turns: [usize; 2],
 }
@@ -86,16 +86,13 @@ impl Machine<'_> {
         // the fastest round of a thread feels the neighbour only where it is slowed, too
         let seconds = CALIBRATION * (NOISE * self.draw.normal()).exp();
         self.pass(seconds);
-        self.calibrations.push(seconds);
         seconds
     }
 }
 
 impl CellWorkers for Machine<'_> {
     fn start(&mut self, _: usize, _: u64) -> Result<Started, RunError> {
-        for _ in 0..5 {
-            self.calibration();
-        }
+        self.slower = (0..5).map(|_| self.calibration()).collect();
         Ok(Started::Ready { held: 1 })
     }
 
@@ -117,11 +114,12 @@ impl CellWorkers for Machine<'_> {
             Interference { seconds: spent, others, waited: Some(others), ..Interference::default() };
         let (after, taken) = (self.calibration(), interference.taken(2, 2));
         let bracket = Bracket { before, after, by_thread: true, interference: Some(interference), taken };
+        self.slower.push(bracket.slower());
         Ok(TurnResult::Steps(Turn { seconds: times, bracket: Some(bracket) }, 1))
     }
 
     fn judge(&self) -> Option<Judge> {
-        self.judged.then_some(Judge::of(&self.calibrations, 2))
+        self.judged.then(|| Judge::of(&self.slower, 2))
     }
 
     fn done(&mut self, _: usize, samples: CellSamples, _: Option<CellFailure>) -> Result<(), RunError> {
@@ -159,7 +157,7 @@ fn told(neighbour: bool, judged: bool) -> Told {
             now: 0.0,
             until: 0.0,
             works: false,
-            calibrations: vec![CALIBRATION],
+            slower: Vec::new(),
             samples: Vec::new(),
             turns: [0, 0],
         };
