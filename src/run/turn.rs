@@ -13,7 +13,7 @@ const FAST: f64 = 0.05;
 /// By how much the calibration of a turn may be slower than a fast one: so many times as much as the median one is, ...
 const USUAL: f64 = 4.0;
 /// ... within these shares, as a steady machine shows smaller disturbances; and as much as the median one in any case. Where the host is
-/// slow most of the time (products between 200 and 310 us from one moment to the next), half of the turns count and not one in ten.
+/// slow most of the time (products between 200 and 330 us from one moment to the next), about half of the turns count and not one in ten.
 const SLOWER: [f64; 2] = [0.04, 0.10];
 /// A turn is disturbed where others took more than this share of its threads' time.
 pub const TAKEN: f64 = 0.05;
