@@ -6,6 +6,22 @@ use libloading::Library;
 
 use super::Module;
 
+const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
+
+/// Checks that NVRTC takes the first of `modules` for every architecture and each of the others for one, in turn: a module takes
+/// it one to two seconds, and others of one folder are the same text with other macros.
+pub fn assert_compiles<'a>(modules: impl IntoIterator<Item = Module<'a>>) {
+    for (index, module) in modules.into_iter().enumerate() {
+        let turn = index % ARCHITECTURES.len();
+        let architectures = if index == 0 { &ARCHITECTURES[..] } else { &ARCHITECTURES[turn..=turn] };
+        for &architecture in architectures {
+            if let Err(complaint) = nvrtc(&module, architecture) {
+                panic!("{}, {:?}, compute_{architecture}: {complaint}", module.name, module.defines);
+            }
+        }
+    }
+}
+
 /// Compiles `module` by the NVRTC library that EFFATTN_NVRTC names; its complaints, if it has any.
 pub fn nvrtc(module: &Module, architecture: u32) -> std::result::Result<(), String> {
     type Create = unsafe extern "C" fn(

@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor, Var};
 
 use super::*;
 use crate::cuda::emulated::{Emulated, TRACED, here};
-use crate::cuda::nvrtc::nvrtc;
+use crate::cuda::nvrtc::assert_compiles;
 use crate::testing::{evaluate, normal, randn};
 use crate::{KernelMode, activation, adamw as optimiser, embedding, loss, norm};
 
@@ -239,8 +239,5 @@ fn seeded_faults_are_found() {
 #[test]
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_row_wise_kernels() {
-    for architecture in [80, 86, 89, 90, 100, 120] {
-        let result = nvrtc(&MODULE, architecture);
-        assert!(result.is_ok(), "compute_{architecture}: {}", result.unwrap_err());
-    }
+    assert_compiles([MODULE]);
 }

@@ -8,7 +8,7 @@ use super::normalize::{MODULE, Sizes};
 use super::{NAME, SOURCE, fused};
 use crate::KernelMode;
 use crate::cuda::emulated::{Emulated, TRACED, with_seeded};
-use crate::cuda::nvrtc::nvrtc;
+use crate::cuda::nvrtc::assert_compiles;
 use crate::cuda::{BufferView, Module};
 use crate::delta_rule::tests::{Strength, holes, inputs, rows};
 use crate::delta_rule::{CUDA_WIDEST, DeltaRows, DeltaRule, NormalizeConfig, composed, normalize};
@@ -117,13 +117,7 @@ fn seeded_faults_are_found() {
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_kernels_for_all_architectures() {
     assert!(memory_bytes(CUDA_WIDEST) <= 99 << 10, "no block of an RTX card has so much shared memory");
-    for architecture in [80, 86, 89, 90, 100, 120] {
-        let result = nvrtc(&MODULE, architecture);
-        assert!(result.is_ok(), "compute_{architecture}: {}", result.unwrap_err());
-        for width in [1, 33, 64, CUDA_WIDEST] {
-            let module = Module { name: NAME, source: SOURCE, defines: &defines(width) };
-            let result = nvrtc(&module, architecture);
-            assert!(result.is_ok(), "compute_{architecture}, width {width}: {}", result.unwrap_err());
-        }
-    }
+    let widths = [1, 33, 64, CUDA_WIDEST].map(defines);
+    assert_compiles([MODULE]);
+    assert_compiles(widths.iter().map(|defines| Module { name: NAME, source: SOURCE, defines }));
 }
