@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::export::Exports;
 use super::finish::print_tables;
 use super::list;
+use crate::run::turn::{FAST, TAKEN};
 use crate::term::{self, Term};
 use effattn_kernel::cpu::bf16;
 use effattn_kernel::cpu::rates::{Calibration, rates};
@@ -17,7 +18,7 @@ use effattn_kernel::device::machine::{self, Machine};
 use effattn_kernel::device::{features, simd, threads};
 use effattn_record::config::units::{Bytes, Seconds};
 use effattn_record::report::table::Table;
-use effattn_record::stats::{median, std_dev};
+use effattn_record::stats::{median, quantile, std_dev};
 use effattn_record::text::plural;
 
 const EXAMPLES: &str = "\
@@ -291,29 +292,21 @@ fn steadiness(found: &mut Findings, count: usize, seconds: f64) {
         medians.extend(median(&times));
         all.extend(times);
     }
-    let taken = before.zip(Counters::read(&[])).map(|(before, after)| after.since(&before));
+    let interference = before.zip(Counters::read(&[])).map(|(before, after)| after.since(&before));
+    let taken = interference.map_or(0.0, |it| it.taken(count, threads::available()));
     let middle = median(&all).unwrap_or(f64::NAN);
+    let fast = quantile(&all, FAST).unwrap_or(f64::NAN);
     let share = 2.0 * std_dev(&medians).unwrap_or(0.0) / middle;
-    let best = all.iter().copied().fold(f64::INFINITY, f64::min);
-    let percent = (100.0 * share).ceil().max(1.0);
-    let counters = match taken {
+    let counters = match interference {
         Some(it) => format!("others took {:.2} processors, the host {:.2}", it.others, it.steal),
         None => "this system has no counters: only calibrations find disturbed turns".to_owned(),
     };
-    let took = format!("{} calibrations, median {:.2} times the best; {counters}", all.len(), middle / best);
+    let times = middle / fast;
+    let took = format!("{} calibrations, the median {times:.2} times a fast one; {counters}", all.len());
     found.add("steadiness", took, "");
-    let (word, advice) = match share {
-        share if share <= STEADY => ("steady", String::new()),
-        share if share <= UNSTEADY => {
-            ("fair", "; speed repeats the turns that others disturb, a longer --max-time helps".to_owned())
-        }
-        _ => ("unsteady", "; close other programs, or measure on another machine".to_owned()),
-    };
-    found.verdict = if share <= MOST {
-        format!("Numbers made here now will be steady to about {percent:.0} %{advice}.")
-    } else {
-        format!("Numbers made here now mean nothing: they vary by {percent:.0} %{advice}.")
-    };
+    let percent = percent(share);
+    let (word, sentence) = verdict(share, taken, count);
+    found.verdict = sentence;
     found.json.insert(
         "steadiness".into(),
         json!({
@@ -322,15 +315,56 @@ fn steadiness(found: &mut Findings, count: usize, seconds: f64) {
             "calibrations": all.len(),
             "threads": count,
             "median_seconds": middle,
-            "best_seconds": best,
-            "interference": taken,
+            "fast_seconds": fast,
+            "interference": interference,
         }),
     );
+}
+
+/// A variation in whole percent, rounded up.
+fn percent(share: f64) -> f64 {
+    (100.0 * share).ceil().max(1.0)
+}
+
+/// A word and a sentence for times that vary by `share`, while others take `taken` processors from `threads` threads. What is
+/// disturbed all the time may be steady, and is too slow.
+fn verdict(share: f64, taken: f64, threads: usize) -> (&'static str, String) {
+    const CLOSE: &str = "; close other programs, or measure on another machine";
+    const REPEATED: &str = "; speed repeats the turns that others disturb, a longer --max-time helps";
+    let percent = percent(share);
+    if share > MOST {
+        let sentence = format!("Numbers made here now mean nothing: they vary by {percent:.0} %{CLOSE}.");
+        return ("unsteady", sentence);
+    }
+    let (mut word, mut advice) = match share {
+        share if share <= STEADY => ("steady", String::new()),
+        share if share <= UNSTEADY => ("fair", REPEATED.to_owned()),
+        _ => ("unsteady", CLOSE.to_owned()),
+    };
+    if taken > TAKEN * threads as f64 {
+        let threads = plural(threads as u64, "thread");
+        word = "disturbed";
+        advice = format!(" and too slow: others take {taken:.2} processors from {threads}{CLOSE}");
+    }
+    (word, format!("Numbers made here now will be steady to about {percent:.0} %{advice}."))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_that_is_disturbed_all_the_time_is_not_called_steady() {
+        assert_eq!(
+            verdict(0.02, 0.09, 2),
+            ("steady", "Numbers made here now will be steady to about 2 %.".to_owned())
+        );
+        let (word, sentence) = verdict(0.02, 0.99, 2);
+        assert_eq!(word, "disturbed");
+        assert!(sentence.contains("too slow: others take 0.99 processors from 2 threads"), "{sentence}");
+        assert_eq!(["fair", "unsteady"], [0.05, 0.2].map(|share| verdict(share, 0.0, 2).0));
+        assert!(verdict(0.6, 0.99, 2).1.contains("mean nothing"));
+    }
 
     #[test]
     fn repeated_calibrations_give_a_verdict() {

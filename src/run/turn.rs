@@ -9,7 +9,7 @@ use effattn_record::stats::{median, quantile};
 
 /// Share of the turns of a run whose calibration is faster than a fast one. The fastest of thousands is a stroke of luck: in a minute of them
 /// on an idle machine it was 15 % below the median, and 99 of 100 were slow beside it.
-const FAST: f64 = 0.05;
+pub const FAST: f64 = 0.05;
 /// By how much the calibration of a turn may be slower than a fast one: so many times as much as the median one is, ...
 const USUAL: f64 = 4.0;
 /// ... within these shares, as a steady machine shows smaller disturbances; and as much as the median one in any case. Where the host is
