@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::Zeroable;
 
+use super::bf16;
 use super::jobs::{build_jobs, zeroed};
 use super::pieces::share;
 pub use super::pieces::{each_piece, each_piece_with, map_pieces, map_pieces_with};
@@ -43,7 +44,8 @@ impl Chunks {
         let most = (131_072 / width.max(1)).clamp(96, 480);
         let size = most.min(rows.div_ceil(8)).max(24);
         // whole bands of the micro-kernel are best, but of a few chunks none may be much smaller than the others
-        Self::balanced(rows, size, if rows / size < 16 { 6 } else { 48 })
+        let unit = bf16::tile_rows().unwrap_or(if rows / size < 16 { 6 } else { 48 });
+        Self::balanced(rows, size, unit)
     }
 
     /// Ranges of about a million elements for rows of `width`, each a whole number of these chunks: what a backward

@@ -9,9 +9,10 @@
 use std::ops::Range;
 
 use super::bias;
-use super::forward::{Packed, logits, next_tile};
+use super::forward::{logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
+use super::packed::Packed;
 use super::problem::{Problem, SIDE, load_lanes, padded};
 use super::product::{ProductOut, Scalars, Vectors, from, from_line, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
@@ -287,7 +288,7 @@ impl Scratch {
             if !queries && keys.rows.is_empty() {
                 continue;
             }
-            if !self.packed.holds(&lanes.view, &[chunk]) {
+            if self.packed.find(&lanes.view, &[chunk]).is_none() {
                 self.flush(x, at, grads, open.take());
                 self.packed.load(x, at, &self.tiles[number].view, &[chunk]);
             }

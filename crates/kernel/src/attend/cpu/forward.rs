@@ -2,19 +2,24 @@
 
 use super::lanes;
 use super::operands::Shared;
-use super::problem::{Problem, SIDE, padded};
-use super::product::{ProductOut, Scalars, Vectors, from_line, from_row, pack_lines, pack_rows, product};
+use super::packed::{Packed, identity};
+use super::problem::{Problem, SIDE};
+use super::product::{ProductOut, Scalars, Vectors, product};
 use super::relative::{Term, Terms};
 use crate::attend::dims::RowLayout;
 use crate::attend::tile::{Chunk, ROW, TileView};
 use crate::attend::tile_plan::{TILE, Tile};
 use crate::cpu::par;
+use crate::cpu::transpose::transpose;
 
 /// Most logits that are computed before their softmax.
 const LOGITS: usize = 64 * TILE;
 
-/// Most keys whose values are packed at a time.
+/// Most keys that are computed before the next softmax, unless they are one chunk.
 const KEYS: usize = 128;
+
+/// Most keys that are packed at a time: a tile goes through all of them while its queries and outputs are in the first-level cache.
+const PACKED: usize = 256;
 
 /// Logits of a chunk in units of ln 2, minus infinity where a key is not seen. `keys` are its packed keys.
 pub fn logits(
@@ -63,124 +68,6 @@ pub fn logits(
     }
 }
 
-/// Rows of the keys and values of some chunks, one behind another and padded to whole vectors.
-pub struct Packed {
-    /// Keys.
-    pub keys: Vec<f32>,
-    /// Values.
-    pub values: Vec<f32>,
-    /// Distance of two rows.
-    row: usize,
-    /// Rows of keys, lines of values, and for backward rows of values and lines of keys, where products read pairs.
-    key_rows: Vec<u32>,
-    value_lines: Vec<u32>,
-    value_rows: Vec<u32>,
-    key_lines: Vec<u32>,
-    backward: bool,
-    /// What is packed: first position, distance, number, whether these are slots.
-    chunks: Vec<(usize, usize, usize, bool)>,
-}
-
-impl Packed {
-    /// Space for `keys` keys, for the products of the forward or of both passes.
-    pub fn new(keys: usize, width: usize, backward: bool) -> Self {
-        let row = padded(width);
-        let (buffer, empty) = (|| vec![0.0; keys * row], Vec::new);
-        Self {
-            keys: buffer(),
-            values: buffer(),
-            row,
-            key_rows: empty(),
-            value_lines: empty(),
-            value_rows: empty(),
-            key_lines: empty(),
-            backward,
-            chunks: Vec::new(),
-        }
-    }
-
-    /// Keys from number `key` on, to be multiplied with lanes.
-    pub fn key_scalars(&self, key: usize) -> Scalars<'_> {
-        let start = key * self.row;
-        Scalars { data: &self.keys[start..], row: self.row, step: 1, pairs: from_row(&self.key_rows, start) }
-    }
-
-    /// Values from number `key` on, to be multiplied with lanes.
-    pub fn value_scalars(&self, key: usize) -> Scalars<'_> {
-        let start = key * self.row;
-        Scalars {
-            data: &self.values[start..],
-            row: self.row,
-            step: 1,
-            pairs: from_row(&self.value_rows, start),
-        }
-    }
-
-    /// Values of the chunk that starts with number `key` and line `line`, to be weighed.
-    fn value_vectors(&self, key: usize, line: usize) -> Vectors<'_> {
-        let row = self.row;
-        Vectors {
-            data: &self.values[key * row..],
-            row,
-            pairs: from_line(&self.value_lines, (key, line), row),
-        }
-    }
-
-    /// Keys of the only chunk, to be weighed.
-    pub fn key_vectors(&self) -> Vectors<'_> {
-        Vectors { data: &self.keys, row: self.row, pairs: &self.key_lines }
-    }
-
-    /// Whether just these chunks are packed.
-    pub fn holds(&self, view: &TileView, chunks: &[Chunk]) -> bool {
-        self.chunks.iter().copied().eq(chunks.iter().map(|chunk| identity(view, chunk)))
-    }
-
-    /// Forgets what is packed.
-    pub fn clear(&mut self) {
-        self.chunks.clear();
-    }
-
-    /// Packs chunks; hidden rows become zeros.
-    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &TileView, chunks: &[Chunk]) {
-        self.chunks.clear();
-        self.value_lines.clear();
-        self.key_lines.clear();
-        let row = self.row;
-        let mut start = 0;
-        for chunk in chunks {
-            let (position, step, count, slots) = identity(view, chunk);
-            let (keys, values) = x.sides(slots);
-            for (rows, to) in [(keys, &mut self.keys), (values, &mut self.values)] {
-                let to = &mut to[start..start + count * row];
-                rows.copy_every(at, (position, step), x.dims.width, to, row);
-                if !x.hidden.is_empty() {
-                    let to = to.chunks_exact_mut(row).enumerate();
-                    to.filter(|(number, _)| x.is_hidden(at.0, slots, position + number * step))
-                        .for_each(|(_, to)| to.fill(0.0));
-                }
-            }
-            self.chunks.push((position, step, count, slots));
-            let span = start..start + count * row;
-            pack_lines(&self.values[span.clone()], row, &mut self.value_lines);
-            if self.backward {
-                pack_lines(&self.keys[span], row, &mut self.key_lines);
-            }
-            start += count * row;
-        }
-        pack_rows(&self.keys[..start], row, &mut self.key_rows);
-        if self.backward {
-            pack_rows(&self.values[..start], row, &mut self.value_rows);
-        }
-    }
-}
-
-/// What tells chunks of different tiles apart: first position, distance, number of keys, whether they are slots.
-fn identity(view: &TileView, chunk: &Chunk) -> (usize, usize, usize, bool) {
-    let stream = &view.streams[chunk.stream];
-    (stream.start + chunk.first * stream.step, stream.step, chunk.keys, stream.slots)
-}
-
 /// Of several tiles the one whose next chunk comes first, by stream and position.
 pub fn next_tile<'a>(tiles: impl Iterator<Item = (&'a TileView, usize)>) -> Option<usize> {
     let order = |(number, (view, at)): (usize, (&TileView, usize))| {
@@ -199,7 +86,7 @@ struct Lanes {
     next: usize,
     /// What tells the rows of weights apart, where some are dropped.
     rows: Vec<u32>,
-    /// Outputs, not yet divided by `sum`.
+    /// Outputs, not yet divided by `sum`: a row of lanes per element.
     out: Vec<f32>,
     /// Largest logits so far, and what they were before the last chunks.
     max: [f32; ROW],
@@ -215,7 +102,7 @@ impl Lanes {
             terms: Terms::default(),
             next: 0,
             rows: Vec::new(),
-            out: vec![0.0; TILE * padded(width)],
+            out: vec![0.0; width * ROW],
             max: [0.0; ROW],
             old: [0.0; ROW],
             sum: [0.0; ROW],
@@ -247,45 +134,55 @@ impl Lanes {
         end
     }
 
-    /// Folds the chunks up to `end` into outputs, maxima and sums.
-    fn advance(&mut self, x: &Problem, at: (usize, usize), end: usize, packed: &Packed, logits: &mut [f32]) {
+    /// The end of the next chunks that are packed together: of this batch, and of what else there is room for.
+    fn group(&self, room: usize) -> usize {
+        let mut keys = 0;
+        let fits = |chunk: &Chunk| {
+            keys += chunk.keys;
+            keys <= room
+        };
+        let count = self.view.chunks[self.next..].iter().map(fits).take_while(|&fits| fits).count();
+        self.batch().max(self.next + count)
+    }
+
+    /// Folds the chunks up to `end`, the first of which is packed chunk `first`, into outputs, maxima and sums.
+    fn advance(
+        &mut self,
+        x: &Problem,
+        at: (usize, usize),
+        end: usize,
+        (packed, first): (&Packed, usize),
+        logits: &mut [f32],
+    ) {
         self.old = self.max;
-        let width = padded(x.dims.width);
-        let (mut area, mut key) = (0, 0);
-        for chunk in &self.view.chunks[self.next..end] {
+        let mut area = 0;
+        for (chunk, number) in self.view.chunks[self.next..end].iter().zip(first..) {
             let logits = &mut logits[area..area + chunk.keys * chunk.width()];
-            self::logits(x, at, &self.view, chunk, packed.key_scalars(key), &mut self.terms, logits);
+            self::logits(x, at, &self.view, chunk, packed.key_scalars(number), &mut self.terms, logits);
             lanes::raise_max(logits, &mut self.max[chunk.lane..chunk.lane + chunk.width()]);
             area += logits.len();
-            key += chunk.keys;
         }
-        self.rescale(x);
-        let (mut area, mut key, mut line) = (0, 0, 0);
-        for chunk in &self.view.chunks[self.next..end] {
+        self.rescale();
+        let mut area = 0;
+        for (chunk, number) in self.view.chunks[self.next..end].iter().zip(first..) {
             let logits = &mut logits[area..area + chunk.keys * chunk.width()];
             let span = chunk.lane..chunk.lane + chunk.width();
             lanes::weigh(logits, &self.old[span.clone()], &mut self.sum[span]);
             x.drop(&self.view, chunk, &self.rows, logits);
-            let a = Scalars { data: logits, row: 1, step: chunk.width(), pairs: &[] };
-            let values = packed.value_vectors(key, line);
-            let out = ProductOut { data: &mut self.out[chunk.lane * width..], row: width, add: true };
-            product(out, a, values, chunk.lanes, chunk.keys, width);
+            let weights = Vectors { data: logits, row: chunk.width(), pairs: &[] };
+            let out = ProductOut { data: &mut self.out[chunk.lane..], row: ROW, add: true };
+            product(out, packed.value_columns(number), weights, x.dims.width, chunk.keys, chunk.width());
             area += logits.len();
-            key += chunk.keys;
-            line += chunk.keys.div_ceil(2);
         }
         self.next = end;
     }
 
     /// Brings outputs and sums to the new maxima; leaves in `old` what weights are relative to.
-    fn rescale(&mut self, x: &Problem) {
+    fn rescale(&mut self) {
         let base = self.max.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
         lanes::correct(&self.old, &base, &mut self.factor, &mut self.sum);
-        let rows = self.out.chunks_exact_mut(padded(x.dims.width));
-        for ((row, &factor), &old) in rows.zip(&self.factor).zip(&self.old) {
-            if factor != 1.0 && old > f32::NEG_INFINITY {
-                lanes::scale_row(factor, row);
-            }
+        if self.factor.iter().any(|&factor| factor != 1.0) {
+            lanes::scale_lanes(&self.factor, &mut self.out);
         }
         self.old = base;
     }
@@ -296,12 +193,20 @@ struct Scratch {
     tiles: Vec<Lanes>,
     packed: Packed,
     logits: Vec<f32>,
+    /// Outputs of a tile, a row per lane.
+    rows: Vec<f32>,
 }
 
 impl Scratch {
-    fn new(width: usize) -> Self {
-        let tiles = (0..SIDE).map(|_| Lanes::new(width)).collect();
-        Self { tiles, packed: Packed::new(KEYS, width, false), logits: vec![0.0; LOGITS] }
+    fn new(x: &Problem) -> Self {
+        let width = x.dims.width;
+        let keys = (x.dims.keys + x.dims.slots).clamp(KEYS, PACKED);
+        Self {
+            tiles: (0..SIDE).map(|_| Lanes::new(width)).collect(),
+            packed: Packed::new(keys, width, false),
+            logits: vec![0.0; LOGITS],
+            rows: vec![0.0; ROW * width],
+        }
     }
 
     /// Computes up to [`SIDE`] tiles of one head.
@@ -311,14 +216,21 @@ impl Scratch {
             lanes.read(x, at, tile);
         }
         self.packed.clear();
-        while let Some(number) = next_tile(lanes.iter().map(|lanes| (&lanes.view, lanes.next))) {
-            let lanes = &mut lanes[number];
-            let end = lanes.batch();
-            let chunks = &lanes.view.chunks[lanes.next..end];
-            if !self.packed.holds(&lanes.view, chunks) {
-                self.packed.load(x, at, &lanes.view, chunks);
+        // of tiles that are equally far the last one goes on: where queries see what is before them it sees most of what follows
+        while let Some(number) = next_tile(lanes.iter().rev().map(|lanes| (&lanes.view, lanes.next))) {
+            let lanes = lanes.iter_mut().rev().nth(number).expect("a tile of these");
+            let mut end = lanes.batch();
+            let mut packed = self.packed.find(&lanes.view, &lanes.view.chunks[lanes.next..end]);
+            if packed.is_none() {
+                let group = lanes.next..lanes.group(self.packed.room());
+                self.packed.load(x, at, &lanes.view, &lanes.view.chunks[group]);
+                packed = Some(0);
             }
-            lanes.advance(x, at, end, &self.packed, &mut self.logits);
+            while let Some(first) = packed {
+                lanes.advance(x, at, end, (&self.packed, first), &mut self.logits);
+                end = lanes.batch();
+                packed = self.packed.find(&lanes.view, &lanes.view.chunks[lanes.next..end]);
+            }
         }
     }
 }
@@ -333,14 +245,15 @@ pub fn forward(x: &Problem, out: &mut [f32], place: RowLayout, stats: Option<&mu
     let width = x.dims.width;
     par::each_piece_with(
         x.tiles().into_iter(),
-        || Scratch::new(width),
+        || Scratch::new(x),
         |scratch, _, (batch, head, tiles)| {
             scratch.attend(x, (batch, head), tiles);
             for lanes in &scratch.tiles[..tiles.len()] {
+                transpose(&lanes.out, width, ROW, &mut scratch.rows);
                 for (lane, &query) in lanes.view.queries.iter().enumerate() {
                     let (max, sum) = (lanes.max[lane], lanes.sum[lane]);
                     let share = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-                    let from = &lanes.out[lane * padded(width)..][..width];
+                    let from = &scratch.rows[lane * width..][..width];
                     // SAFETY: the plan has every query in at most one tile of a head, and rows of different queries,
                     // heads and samples do not overlap.
                     unsafe {

@@ -152,8 +152,15 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// y *= a.
-    pub fn scale_row<S>(simd, a: f32, y: &'a mut [f32]) { math::scale(simd, a, y) }
+    /// Rows of lanes, each lane times its factor.
+    pub fn scale_lanes<S>(simd, factor: &'a [f32], y: &'a mut [f32]) {
+        let factors = vectors::<S>(factor);
+        for row in y.chunks_exact_mut(factor.len()) {
+            for (y, &factor) in vectors_mut::<S>(row).iter_mut().zip(factors) {
+                *y = simd.mul_f32s(*y, factor);
+            }
+        }
+    }
 }
 
 simd_fn! {

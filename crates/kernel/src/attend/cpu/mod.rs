@@ -15,6 +15,7 @@ pub(super) mod forward;
 mod lanes;
 #[allow(unsafe_code)]
 pub(super) mod operands;
+mod packed;
 pub(super) mod problem;
 #[allow(unsafe_code)]
 pub(super) mod product;

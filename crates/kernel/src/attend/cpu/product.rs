@@ -25,7 +25,7 @@ pub struct Scalars<'a> {
     pub row: usize,
     /// Distance of two k.
     pub step: usize,
-    /// Where `step` is 1: the same as [`pack_rows`] packs it, from the first element on; or nothing.
+    /// The same as [`pack_rows`] packs it where `step` is 1, else as [`pack_columns`] does, from the first element on; or nothing.
     pub pairs: &'a [u32],
 }
 
@@ -82,7 +82,8 @@ fn rounded(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
     #[cfg(target_arch = "x86_64")]
     if bf16::is_native() {
         let (left, right) = (bf16::Factor::new(left, a.pairs), bf16::Factor::new(right, b.pairs));
-        return bf16::product((c.data, c.row, c.add), (left, a.row / 2), (right, b.row));
+        let apart = if a.step == 1 { a.row / 2 } else { bf16::pairs(depth) };
+        return bf16::product((c.data, c.row, c.add), (left, apart), (right, b.row));
     }
     if !panel::has_vectors() {
         return bf16::gemm(
@@ -176,8 +177,26 @@ pub fn pack_lines(data: &[f32], row: usize, to: &mut Vec<u32>) {
             #[cfg(target_arch = "x86_64")]
             {
                 let (start, rows) = (to.len(), data.len() / row);
-                to.resize(start + rows.div_ceil(2) * row, 0);
+                to.resize(start + bf16::pairs(rows) * row, 0);
                 bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
+            }
+        }
+    }
+    let _ = row;
+}
+
+/// Packs the columns of `data`, whose rows are `row` (a multiple of 16) elements apart, as rows of a left factor behind what is in
+/// `to`, if products read packed ones.
+pub fn pack_columns(data: &[f32], row: usize, to: &mut Vec<u32>) {
+    match packing() {
+        Packing::None => (),
+        Packing::Rounded => round_behind(data, to),
+        Packing::Pairs => {
+            #[cfg(target_arch = "x86_64")]
+            {
+                let (start, rows) = (to.len(), data.len() / row);
+                to.resize(start + bf16::pairs(rows) * row, 0);
+                bf16::pack_columns(Mat::new(data, rows, row), &mut to[start..]);
             }
         }
     }

@@ -40,6 +40,16 @@ fn far_apart() -> Pattern {
     Pattern::shared(200, 230, 0, 30, groups)
 }
 
+/// Groups of one tile, each of which sees little where the other sees most: more candidates than there are keys.
+fn uneven() -> Pattern {
+    let keys = |start, end| (Span::range(start, end), Rule::All);
+    let groups = vec![
+        group(Span::range(0, 8), &[keys(0, 1), keys(1, 60)]),
+        group(Span::range(8, 16), &[keys(0, 59), keys(59, 60)]),
+    ];
+    Pattern::shared(16, 60, 0, 0, groups)
+}
+
 pub(super) fn cases() -> Vec<Case> {
     let segments = |segment, rank| Rule::EarlierSegments { segment, rank };
     let mut cases = Vec::new();
@@ -61,6 +71,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
         .push(Case::new(Pattern::window(50, 66, 8, true).with_slots(8, segments(8, 1)), 2, 2, 9).hidden(0.4));
     cases.push(Case::new(Pattern::blind(19, 19, false).with_slots(3, Rule::All), 1, 2, 8));
+    cases.push(Case::new(uneven(), 1, 2, 8));
     cases.push(Case::new(scattered(), 2, 2, 8));
     cases.push(Case::new(scattered(), 2, 2, 8).hidden(0.6));
     let (mut a, b) = (scattered(), Pattern::full(20, 20, true).with_slots(6, Rule::All));

@@ -27,12 +27,13 @@ mod tiles;
 use std::cell::RefCell;
 
 use super::exact::gemm_exact;
+use super::matmul_format::{MatmulFormat, matmul_format};
 use super::matrix::{Mat, MatMut, Threads};
 use super::panel;
 use crate::device::simd::{SimdLevel, level};
 use crate::profile::{self, ProductKernel};
 #[cfg(target_arch = "x86_64")]
-pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
+pub use native::{Factor, PANEL, Panels, pack_columns, pack_lines, pack_rows, product};
 #[cfg(target_arch = "x86_64")]
 pub use packed::{Lines, add_lines, lines_len, lines_room, pack_left, pairs};
 pub use stored::{load, load_rows, round, store};
@@ -56,6 +57,15 @@ pub fn is_native() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn has_tiles() -> bool {
     level() == SimdLevel::Amx
+}
+
+/// Rows of a result that are computed together tile by tile, if products are in the format that is set.
+pub fn tile_rows() -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if matmul_format() == MatmulFormat::Bf16 && has_tiles() {
+        return Some(2 * registers::ROWS);
+    }
+    None
 }
 
 /// c = alpha a b, or alpha a b + beta c, of rounded a and b, on this thread.

@@ -7,15 +7,16 @@ use super::operands::{BlockOut, LANES, Left, Right};
 use super::pack;
 use crate::cpu::matrix::{Mat, MatMut};
 use crate::cpu::par;
+use crate::cpu::transpose::transpose;
 
 /// Columns of the right factor that are packed as a panel.
 pub const PANEL: usize = 64;
 
-/// Rows of a transposed left factor that are packed as a panel.
-pub(super) const BAND: usize = 48;
-
-/// Rows of the left factor that are packed at a time.
-const ROWS: usize = 5 * BAND;
+/// Rows of the left factor that are multiplied by a panel at a time, and of a transposed one packed as a panel: whole blocks of the
+/// micro-kernel, which takes 12 or (two tiles) 32 rows.
+pub(super) fn band() -> usize {
+    if super::has_tiles() { 96 } else { 48 }
+}
 
 /// Summed elements that are packed at a time.
 const DEPTH: usize = 1024;
@@ -62,8 +63,8 @@ pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>) {
             let pairs = pack::pairs(depth);
             let right = space(right, pairs * n.next_multiple_of(LANES));
             pack_right(b.lines(first..first + depth), turn, right);
-            for top in (0..m).step_by(ROWS) {
-                let rows = ROWS.min(m - top);
+            for top in (0..m).step_by(5 * band()) {
+                let rows = (5 * band()).min(m - top);
                 let left = space(left, pairs * rows.next_multiple_of(LANES));
                 let a = a.lines(top..top + rows).columns(first..first + depth);
                 for (at, height, left) in pack_left(a, left) {
@@ -98,11 +99,11 @@ fn pack_left<'a>(a: Mat, to: &'a mut [u32]) -> impl Iterator<Item = (usize, usiz
         pack::rows(a.data, a.row_stride, rows, a.cols, to);
     } else {
         assert!(a.row_stride == 1 || rows <= 1, "neither rows nor columns of a factor are contiguous");
-        pack::lines(a.data, a.col_stride, a.cols, rows, BAND, to);
+        pack::lines(a.data, a.col_stride, a.cols, rows, band(), to);
     }
     let to = &*to;
-    (0..rows).step_by(BAND).map(move |first| {
-        let height = BAND.min(rows - first);
+    (0..rows).step_by(band()).map(move |first| {
+        let height = band().min(rows - first);
         let data = &to[first * pairs..];
         let (row, step) = if whole { (pairs, 1) } else { (1, height.next_multiple_of(LANES)) };
         (first, height, Left { data, row, step })
@@ -206,4 +207,14 @@ pub fn pack_rows(x: Mat, to: &mut [u32]) {
 /// Adjacent rows interleaved to rows of pairs of a contiguous matrix whose width is a multiple of 16.
 pub fn pack_lines(x: Mat, to: &mut [u32]) {
     pack::lines(x.data, x.row_stride, x.rows, x.cols, x.cols.max(1), to);
+}
+
+/// The columns of a contiguous matrix whose width is a multiple of 16, as rows of pairs.
+pub fn pack_columns(x: Mat, to: &mut [u32]) {
+    SCRATCH.with_borrow_mut(|Scratch { turn, .. }| {
+        let pairs = pack::pairs(x.rows);
+        let turn = space(turn, pairs * x.cols);
+        pack::lines(x.data, x.row_stride, x.rows, x.cols, x.cols.max(1), turn);
+        transpose(bytemuck::cast_slice(turn), pairs, x.cols, bytemuck::cast_slice_mut(to));
+    });
 }

@@ -1,7 +1,7 @@
 //! Products of factors that a kernel packs itself, chunk by chunk, while their rows are in the cache.
 
 use super::block::multiply;
-use super::native::{BAND, PANEL, Panels};
+use super::native::{PANEL, Panels, band};
 use super::operands::{BlockOut, LANES, Left, Right};
 use super::pack;
 pub use super::pack::pairs;
@@ -35,8 +35,8 @@ impl Panels {
             let column = panel * PANEL;
             let width = PANEL.min(self.columns - column);
             let right = Right { data: &self.data[column * pairs..], row: width.next_multiple_of(LANES) };
-            for first in (0..rows).step_by(BAND) {
-                let height = BAND.min(rows - first);
+            for first in (0..rows).step_by(band()) {
+                let height = band().min(rows - first);
                 let left = Left { data: &x[first * pairs..], row: pairs, step: 1 };
                 let to = &mut y[first * stride + column - panels.start * PANEL..];
                 let to = BlockOut { data: to, row: stride, alpha: 1.0, beta };
