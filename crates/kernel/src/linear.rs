@@ -3,11 +3,11 @@
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::compact;
-use super::cpu::dense::{Panels, WeightGradient};
+use super::cpu::dense::{self, Panels, WeightGradient};
 use super::cpu::few::{self, FewRows, Layer};
 use super::cpu::gemm::Mat;
 use super::cpu::layers::Layers;
-use super::cpu::par::{self, Chunks};
+use super::cpu::par;
 use super::cpu::transpose::transpose;
 use super::cpu::{self, rows};
 use super::op::{FusedOp, SavedOutput};
@@ -79,7 +79,7 @@ pub(super) fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize
 /// x times what is packed + bias.
 fn multiply(x: &[f32], count: usize, panels: &Panels, bias: &[f32]) -> Vec<f32> {
     let (inp, out) = (panels.depth(), panels.columns());
-    let size = Chunks::dense(count, inp + out).size;
+    let size = dense::chunks(count, inp + out).size;
     par::build(count * out, size * out, |index, y| {
         let rows = y.len() / out.max(1);
         panels.multiply(Mat::new(&x[index * size * inp..], rows, inp), y, out, false);

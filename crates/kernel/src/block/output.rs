@@ -8,7 +8,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::cpu::compact;
-use crate::cpu::dense::{Panels, WeightGradient};
+use crate::cpu::dense::{self, Panels, WeightGradient};
 use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::layers::Layers;
@@ -71,7 +71,7 @@ impl FusedOp for Output {
             return Ok((self.forward_few(x, residual, flat), operands[1].1.shape().clone()));
         }
         let panels = Panels::turned(&flat[self.weight.at.clone()], out, inp);
-        let size = Chunks::dense(count, inp + out).size;
+        let size = dense::chunks(count, inp + out).size;
         let y = par::build(residual.len(), size * out, |index, y| {
             let here = index * size * out..index * size * out + y.len();
             let (residual, bias) = (&residual[here], self.bias.as_ref().map(|bias| &flat[bias.clone()]));

@@ -8,11 +8,11 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Projection, Weight, vector, weight};
 use crate::cpu::compact::{self, Elements};
-use crate::cpu::dense::{Panels, WeightGradient};
+use crate::cpu::dense::{self, Panels, WeightGradient};
 use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::layers::Layers;
-use crate::cpu::par::{self, Chunks};
+use crate::cpu::par;
 use crate::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::cuda::tensors;
@@ -100,7 +100,7 @@ impl Project {
         }
         let turned = |x: &Linear| Panels::turned(&flat[x.weight.at.clone()], x.weight.out, inp);
         let (panels, biases): (Vec<_>, _) = (self.linears.iter().map(turned).collect(), self.biases(flat));
-        let size = Chunks::dense(count, inp + width).size;
+        let size = dense::chunks(count, inp + width).size;
         let scratch = || par::scratch(if self.norm.is_some() { size * inp } else { 0 });
         par::build_with(count * width, size * width, scratch, |normal, index, y| {
             let rows = y.len() / width;

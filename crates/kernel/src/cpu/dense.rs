@@ -2,14 +2,25 @@
 
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add, own};
 use super::matmul_format::{MatmulFormat, matmul_format};
+use super::par::{self, Chunks};
 use super::transpose::transpose;
-use super::{bf16, panel, par};
+use super::{bf16, panel};
 
 /// Columns of a panel. The widest micro-kernel of `gemm` (AVX-512) takes as many at a time.
 const PANEL: usize = 64;
 
 /// Rows per product: up to here `gemm` reads a panel in place instead of packing it again.
 const BAND: usize = 48;
+
+/// Chunks of rows for a linear layer whose input and output together are `width` wide: enough rows to pay for packing the weights,
+/// few enough that the rows stay in the cache of one core.
+pub fn chunks(rows: usize, width: usize) -> Chunks {
+    let most = (131_072 / width.max(1)).clamp(96, 480);
+    let size = most.min(rows.div_ceil(8)).max(24);
+    // whole bands of the micro-kernel are best, but of a few chunks none may be much smaller than the others
+    let unit = bf16::tile_rows().unwrap_or(if rows / size < 16 { 6 } else { 48 });
+    Chunks::balanced(rows, size, unit)
+}
 
 /// A matrix [depth, columns] on the right of many products, packed once for all of them, for products in the format
 /// that is set when it is packed.
@@ -111,7 +122,7 @@ pub fn is_packed() -> bool {
 
 /// Floats that hold the packed rows of all `chunks` of a matrix `width` columns wide, as [`WeightGradient::add_packed`] takes
 /// them; 0 if they are not packed.
-pub fn lines_len(chunks: par::Chunks, width: usize) -> usize {
+pub fn lines_len(chunks: Chunks, width: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if is_packed() {
         return bf16::lines_len(chunks, width);
@@ -178,7 +189,7 @@ impl WeightGradient {
     }
 
     /// [`Self::add`] of the rows of `chunks` as [`pack_lines`] packed them. Panics if factors are not packed.
-    pub fn add_packed(&mut self, dy: &[f32], x: &[f32], chunks: par::Chunks) {
+    pub fn add_packed(&mut self, dy: &[f32], x: &[f32], chunks: Chunks) {
         assert!(self.turned && is_packed(), "factors are not packed");
         #[cfg(target_arch = "x86_64")]
         {

@@ -31,7 +31,7 @@ impl Layers<'_> {
     pub fn gradients(&self, x: Elements, dy: &[f32], gradient: &mut WeightGradient) -> (Vec<f32>, Vec<f32>) {
         let (inp, width) = (self.inp, self.width());
         let count = x.count() / inp.max(1);
-        let chunks = Chunks::dense(count, inp + width);
+        let chunks = dense::chunks(count, inp + width);
         let packed = dense::is_packed();
         let blocks = match (&self.norm, packed) {
             (_, true) => chunks.blocks(inp + width),

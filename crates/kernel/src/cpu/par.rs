@@ -5,7 +5,6 @@ use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::Zeroable;
 
-use super::bf16;
 use super::jobs::{build_jobs, zeroed};
 use super::pieces::share;
 pub use super::pieces::{each_piece, each_piece_with, map_pieces, map_pieces_with};
@@ -36,16 +35,6 @@ impl Chunks {
     /// Chunks of rows of `width` elements that stay in the cache of one core with what is computed from them.
     pub fn rows(rows: usize, width: usize) -> Self {
         Self::balanced(rows, (32_768 / width.max(1)).max(1), 1)
-    }
-
-    /// Chunks of rows for a linear layer whose input and output together are `width` wide: enough rows to pay
-    /// for packing the weights, few enough that the rows stay in the cache of one core.
-    pub fn dense(rows: usize, width: usize) -> Self {
-        let most = (131_072 / width.max(1)).clamp(96, 480);
-        let size = most.min(rows.div_ceil(8)).max(24);
-        // whole bands of the micro-kernel are best, but of a few chunks none may be much smaller than the others
-        let unit = bf16::tile_rows().unwrap_or(if rows / size < 16 { 6 } else { 48 });
-        Self::balanced(rows, size, unit)
     }
 
     /// Ranges of about a million elements for rows of `width`, each a whole number of these chunks: what a backward

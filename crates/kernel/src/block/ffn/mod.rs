@@ -16,7 +16,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::cpu::bf16;
 use crate::cpu::compact::{self, Elements};
-use crate::cpu::dense::{Panels, WeightGradient, is_packed};
+use crate::cpu::dense::{self, Panels, WeightGradient, is_packed};
 use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
@@ -140,7 +140,7 @@ impl Ffn {
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
         let count = x.len() / d.max(1);
-        let size = Chunks::dense(count, f).size;
+        let size = dense::chunks(count, f).size;
         let saved = if keep { (self.held(count, size), self.held(size, size)) } else { (0, 0) };
         let scratch = || (par::scratch(size * d), par::scratch(size * f));
         par::build_two((x.len(), size * d), saved, scratch, |scratch, index, y, saved| {
@@ -199,7 +199,7 @@ impl Ffn {
     fn gradients(&self, x: Elements, flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let count = x.count() / d.max(1);
-        let chunks = Chunks::dense(count, f);
+        let chunks = dense::chunks(count, f);
         let blocks = chunks.blocks(f);
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];

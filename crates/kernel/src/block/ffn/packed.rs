@@ -4,7 +4,7 @@
 use super::Ffn;
 use crate::cpu::bf16::{self, Lines, PANEL, Panels, lines_len, lines_room, pack_left, pairs};
 use crate::cpu::compact::Elements;
-use crate::cpu::dense::WeightGradient;
+use crate::cpu::dense::{self, WeightGradient};
 use crate::cpu::matrix::Mat;
 use crate::cpu::par::{self, Chunks};
 use crate::cpu::rows;
@@ -50,7 +50,7 @@ impl Ffn {
         let turned = |w, out, inp| Panels::new(Mat::new(w, out, inp).t());
         let (w1, w2) = (turned(p.w1, f, d), turned(p.w2, d, f));
         let count = x.len() / d.max(1);
-        let size = Chunks::dense(count, f).size;
+        let size = dense::chunks(count, f).size;
         let saved = if keep { (self.kept(count, size), self.room(size)) } else { (0, 0) };
         par::build_two(
             (x.len(), size * d),
@@ -89,7 +89,7 @@ impl Ffn {
     ) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let count = x.count() / d.max(1);
-        let chunks = Chunks::dense(count, f);
+        let chunks = dense::chunks(count, f);
         let blocks = chunks.blocks(2 * f); // both factors of a weight's gradient are kept
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];
