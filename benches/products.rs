@@ -15,9 +15,9 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use effattn::device::threads;
 use effattn::kernel::cpu::bf16;
+use effattn::kernel::cpu::dense;
 use effattn::kernel::cpu::gemm::{Mat, MatMut, Threads, by_crate, gemm_exact};
 use effattn::kernel::cpu::panel::{self, Panels};
-use effattn::kernel::cpu::par::Chunks;
 use rayon::prelude::*;
 
 const SIZE: usize = 1024;
@@ -110,7 +110,7 @@ impl Layer {
             panel::add_outer(c, a.t(), b, false, false);
         } else {
             let panels = Panels::new(b, false);
-            let chunks = Chunks::dense(rows, self.inp + self.out);
+            let chunks = dense::chunks(rows, self.inp + self.out);
             c.par_chunks_mut(chunks.size * width).enumerate().for_each(|(index, c)| {
                 panels.multiply(a.lines(chunks.range(index)), c, width, false);
             });
