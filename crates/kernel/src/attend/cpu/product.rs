@@ -170,24 +170,17 @@ pub fn pack_rows(data: &[f32], row: usize, to: &mut Vec<u32>) {
 /// Packs the rows of a right factor, `row` elements apart, behind what is in `to`, if products read packed ones. Rows 2 k and
 /// 2 k + 1 become row k of pairs.
 pub fn pack_lines(data: &[f32], row: usize, to: &mut Vec<u32>) {
-    match packing() {
-        Packing::None => (),
-        Packing::Rounded => round_behind(data, to),
-        Packing::Pairs => {
-            #[cfg(target_arch = "x86_64")]
-            {
-                let (start, rows) = (to.len(), data.len() / row);
-                to.resize(start + bf16::pairs(rows) * row, 0);
-                bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
-            }
-        }
-    }
-    let _ = row;
+    pack_behind(data, row, to, false);
 }
 
 /// Packs the columns of `data`, whose rows are `row` (a multiple of 16) elements apart, as rows of a left factor behind what is in
 /// `to`, if products read packed ones.
 pub fn pack_columns(data: &[f32], row: usize, to: &mut Vec<u32>) {
+    pack_behind(data, row, to, true);
+}
+
+/// [`pack_columns`] if `turned`, else [`pack_lines`].
+fn pack_behind(data: &[f32], row: usize, to: &mut Vec<u32>, turned: bool) {
     match packing() {
         Packing::None => (),
         Packing::Rounded => round_behind(data, to),
@@ -196,11 +189,12 @@ pub fn pack_columns(data: &[f32], row: usize, to: &mut Vec<u32>) {
             {
                 let (start, rows) = (to.len(), data.len() / row);
                 to.resize(start + bf16::pairs(rows) * row, 0);
-                bf16::pack_columns(Mat::new(data, rows, row), &mut to[start..]);
+                let pack = if turned { bf16::pack_columns } else { bf16::pack_lines };
+                pack(Mat::new(data, rows, row), &mut to[start..]);
             }
         }
     }
-    let _ = row;
+    let _ = (row, turned);
 }
 
 /// Appends rounded elements.
