@@ -68,13 +68,22 @@ fn with_data() -> tempfile::TempDir {
     folder
 }
 
+/// What there is so far in a folder that a running process may not have made yet.
+fn entries(folder: PathBuf) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(folder).into_iter().flatten().flatten()
+}
+
+/// The folders of the shards of the plans of `command` that there are so far.
+fn plans(folder: &Path, command: &str) -> Vec<PathBuf> {
+    let runs = entries(folder.join("results").join(command));
+    runs.filter(|run| run.file_name().to_string_lossy().starts_with("plan-")).map(|run| run.path()).collect()
+}
+
 /// The folder of the shards of the only plan of `command`.
 fn whole(folder: &Path, command: &str) -> PathBuf {
-    let runs = fs::read_dir(folder.join("results").join(command)).unwrap().map(|run| run.unwrap().path());
-    let mut plans = runs.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("plan-"));
-    let one = plans.next().unwrap();
-    assert!(plans.next().is_none(), "one plan");
-    one
+    let plans = plans(folder, command);
+    assert_eq!(plans.len(), 1, "one plan: {plans:?}");
+    plans[0].clone()
 }
 
 /// The run of shard `name` of the only plan of `command`.
@@ -93,7 +102,7 @@ fn result(run: &Path) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
         format!("{} {:?} {:?} {} {:?} {value:?}", row.label(), row.task, row.seed, row.metric, row.outcome)
     });
     let mut files = Vec::new();
-    for cell in fs::read_dir(run.join("cells")).into_iter().flatten().flatten() {
+    for cell in entries(run.join("cells")) {
         for name in ["curve.csv", "best.safetensors"] {
             let bytes = fs::read(cell.path().join(name)).unwrap();
             // the words in front of the tensors stand in any order
@@ -203,16 +212,9 @@ fn two_starts_of_one_shard_do_not_mix() {
     let line = format!("{} --shard 1/6", LRA.replace("--steps 30", "--steps 20000"));
     let mut child = spawn(folder, &line);
     wait_for("a checkpoint", || {
-        folder.join("results/lra").exists()
-            && fs::read_dir(whole(folder, "lra").join("1-of-6")).is_ok_and(|runs| {
-                runs.flatten().any(|run| {
-                    fs::read_dir(run.path().join("cells")).is_ok_and(|mut cells| {
-                        cells
-                            .next()
-                            .is_some_and(|cell| cell.unwrap().path().join("last.safetensors").exists())
-                    })
-                })
-            })
+        let runs = plans(folder, "lra").into_iter().flat_map(|plan| entries(plan.join("1-of-6")));
+        let mut cells = runs.flat_map(|run| entries(run.path().join("cells")));
+        cells.any(|cell| cell.path().join("last.safetensors").exists())
     });
     let said = refused(effattn(folder, &line));
     assert!(said.contains("1-of-6 is in use by process"), "{said}");
