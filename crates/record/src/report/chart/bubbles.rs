@@ -37,8 +37,8 @@ pub struct Bubble {
     pub ghost: bool,
 }
 
-/// A chart of `bubbles` over `axes` (along, up): those that were measured above those that were published. Nothing without
-/// bubbles.
+/// A chart of `bubbles` over `axes` (along, up): those that were measured above those that were published, on the same axis
+/// upwards, so that differences as small as noise look small. Nothing without bubbles.
 pub fn bubbles(
     name: &str,
     (title, subtitles): (&str, &[String]),
@@ -68,6 +68,7 @@ pub fn bubbles(
         .into_iter()
         .filter(|(_, own)| !own.is_empty())
         .collect();
+    let heights = range(bubbles.iter().map(|bubble| bubble.y));
     let tall = |own: &[&Bubble]| HEIGHT.max((own.len() + 1) as f64 * LINE);
     let height = header + parts.iter().map(|(_, own)| tall(own) + FRAME).sum::<f64>();
     let svg = canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
@@ -78,7 +79,7 @@ pub fn bubbles(
         }
         let mut top = header + ABOVE;
         for (kind, own) in &parts {
-            let plane = Plane::new(own, (LEFT, area), (top, top + tall(own)));
+            let plane = Plane::new(own, heights, (LEFT, area), (top, top + tall(own)));
             plane.axes(canvas, (axes.0, &format!("{kind}: {}", axes.1)))?;
             plane.draw(canvas, (&names, &looks), (axes, own))?;
             plane.list(canvas, (&names, &looks), own)?;
@@ -95,6 +96,13 @@ pub fn bubbles(
     Ok(Some(Chart { name: name.to_owned(), svg, csv }))
 }
 
+/// From the least to the most of `values`, with a margin.
+fn range(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(f64::MIN, f64::max));
+    let margin = 0.08 * (high - low).max(1e-9);
+    (low - margin, high + margin)
+}
+
 struct Plane {
     xs: Vec<f64>,
     ys: Vec<f64>,
@@ -105,14 +113,8 @@ struct Plane {
 }
 
 impl Plane {
-    fn new(bubbles: &[&Bubble], (left, area): (f64, f64), (top, bottom): (f64, f64)) -> Self {
-        let range = |of: fn(&Bubble) -> f64| {
-            let values = || bubbles.iter().map(|bubble| of(bubble));
-            let (low, high) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
-            let margin = 0.08 * (high - low).max(1e-9);
-            (low - margin, high + margin)
-        };
-        let (x, y) = (range(|bubble| bubble.x), range(|bubble| bubble.y));
+    fn new(bubbles: &[&Bubble], y: (f64, f64), (left, area): (f64, f64), (top, bottom): (f64, f64)) -> Self {
+        let x = range(bubbles.iter().map(|bubble| bubble.x));
         let ys = ticks(y.0, y.1, ((bottom - top) / 80.0) as usize);
         Self { xs: ticks(x.0.max(0.0), x.1, 5), ys, left, area, top, bottom }
     }
@@ -222,6 +224,7 @@ mod tests {
         assert!(chart.csv.contains("full,published,1,51,1\n"), "{}", chart.csv);
         assert_eq!(chart.svg.matches(">\nfull").count(), 2, "once in each plane");
         assert!(chart.svg.contains("Measured: accuracy") && chart.svg.contains("Published: accuracy"));
+        assert_eq!(chart.svg.matches(">\n51.6\n").count(), 2, "one axis upwards for both");
         assert!(bubbles("b", ("T", &[]), ("x", "y"), &[]).unwrap().is_none());
     }
 }
