@@ -161,18 +161,12 @@ pub(super) fn combine(
 ) -> Result<Grid, PlanError> {
     let suite_name = suite.as_ref().map(|suite| suite.name.as_str());
     let own = own_task(&flags.user_settings(), suite_name).map_err(PlanError)?;
-    let over = |lower: Settings| -> Result<Settings, PlanError> {
-        let set = flags.set.clone().over(lower);
-        let all = match &suite {
-            Some(suite) => narrowed(&flags.settings, set, &suite.name)?,
-            None => flags.settings.clone().over(set),
-        };
-        Ok(Settings { task: own.clone().or(all.task.clone()), ..all })
-    };
+    let with_task = |all: Settings| Settings { task: own.clone().or(all.task.clone()), ..all };
     let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
-    let settings = over(base.clone().over(defaults.settings.clone()))?;
+    let set = flags.set.clone().over(base.clone().over(defaults.settings.clone()));
+    let settings = with_task(flags.settings.clone().over(set));
     let mut entries = match &suite {
-        Some(suite) => suite_picks(suite, flags, &base, defaults, &over)?,
+        Some(suite) => suite_picks(suite, flags, &base, defaults, &with_task)?,
         None => {
             let models = match &flags.model {
                 Some(models) => models.clone(),
@@ -223,11 +217,17 @@ fn suite_picks(
     flags: &GridFlags,
     base: &Settings,
     defaults: &GridDefaults,
-    over: &dyn Fn(Settings) -> Result<Settings, PlanError>,
+    with_task: &dyn Fn(Settings) -> Settings,
 ) -> Result<Vec<GridEntry>, PlanError> {
     let shipped = BUILTIN_SUITES.iter().any(|(name, _)| *name == suite.name);
+    let own = |row: &SuiteRow| row.set.clone().over(base.clone()).over(defaults.settings.clone());
+    let lines: Vec<Settings> = suite.rows.iter().map(|row| flags.set.clone().over(own(row))).collect();
+    let of_base = flags.set.clone().over(base.clone()).over(defaults.settings.clone());
+    let known = if lines.is_empty() { std::slice::from_ref(&of_base) } else { &lines[..] };
+    ensure_known(&flags.settings, known, &suite.name)?;
     let mut entries = Vec::new();
-    for row in &suite.rows {
+    for (row, line) in suite.rows.iter().zip(lines) {
+        let Some(settings) = narrowed(&flags.settings, line) else { continue };
         let choice = choose(&Models(vec![row.model.clone()])).map(|mut choices| choices.pop());
         let choice = match choice {
             Ok(Some(choice)) => Ok(choice),
@@ -235,14 +235,12 @@ fn suite_picks(
             Err(error) if shipped => Err(format!("this version cannot run it: {error}")),
             Err(error) => return Err(PlanError(format!("suite {}:{}: {error}", suite.file, row.line))),
         };
-        let own = row.set.clone().over(base.clone()).over(defaults.settings.clone());
-        let settings = over(own.clone())?;
         entries.push(GridEntry {
             label: row.label.clone(),
             model: row.model.name.clone(),
             choice,
-            settings,
-            suite_settings: Some(own),
+            settings: with_task(settings),
+            suite_settings: Some(own(row)),
             row: Some(row.clone()),
             published_lens: suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone()),
         });
@@ -263,30 +261,54 @@ fn suite_picks(
     Ok(entries)
 }
 
-/// `flags` over `lower`, where a list of the grid may only choose among the suite's.
-fn narrowed(flags: &Settings, lower: Settings, suite: &str) -> Result<Settings, PlanError> {
-    let numbers = |values: &[u64]| values.iter().map(u64::to_string).collect::<Vec<_>>();
-    let passes = |values: &[Pass]| values.iter().map(Pass::to_string).collect::<Vec<_>>();
-    let len = |of: &Settings| of.len.as_ref().map(|list| numbers(&list.0));
-    let batch = |of: &Settings| of.batch.as_ref().map(|list| numbers(&list.0));
-    let seeds = |of: &Settings| of.seeds.as_ref().map(|list| numbers(&list.0));
-    let mode = |of: &Settings| of.mode.as_ref().map(|list| passes(&list.0));
-    let lists = [
-        ("len", len(flags), len(&lower)),
-        ("batch", batch(flags), batch(&lower)),
-        ("seeds", seeds(flags), seeds(&lower)),
-        ("mode", mode(flags), mode(&lower)),
-    ];
-    for (key, flag, own) in lists {
-        let (Some(flag), Some(own)) = (flag, own) else { continue };
-        if let Some(foreign) = flag.iter().find(|value| !own.contains(value)) {
-            let own = own.join(", ");
+/// The lists of the grid in `settings`, as words.
+fn lists(settings: &Settings) -> [(&'static str, Vec<String>); 4] {
+    let numbers =
+        |list: Option<&Vec<u64>>| list.into_iter().flatten().map(u64::to_string).collect::<Vec<_>>();
+    let passes = settings.mode.iter().flat_map(|list| &list.0).map(Pass::to_string).collect();
+    [
+        ("len", numbers(settings.len.as_ref().map(|list| &list.0))),
+        ("batch", numbers(settings.batch.as_ref().map(|list| &list.0))),
+        ("seeds", numbers(settings.seeds.as_ref().map(|list| &list.0))),
+        ("mode", passes),
+    ]
+}
+
+/// Refuses a list of the grid in `flags` with a value that no line of the suite has; `lines` are the settings that it chooses among.
+fn ensure_known(flags: &Settings, lines: &[Settings], suite: &str) -> Result<(), PlanError> {
+    let lines: Vec<_> = lines.iter().map(lists).collect();
+    for (index, (key, wanted)) in lists(flags).into_iter().enumerate() {
+        let mut known: Vec<&str> = Vec::new();
+        for value in lines.iter().flat_map(|line| &line[index].1) {
+            if !known.contains(&value.as_str()) {
+                known.push(value);
+            }
+        }
+        let is_foreign = |value: &&String| !known.is_empty() && !known.contains(&value.as_str());
+        if let Some(foreign) = wanted.iter().find(is_foreign) {
+            let known = known.join(", ");
             return Err(PlanError(format!(
-                "suite {suite} has no {key} {foreign}; it has {own}. Override it with --set {key}={foreign}"
+                "suite {suite} has no {key} {foreign}; it has {known}. Override it with --set {key}={foreign}"
             )));
         }
     }
-    Ok(flags.clone().over(lower))
+    Ok(())
+}
+
+/// `flags` over the settings of a line of a suite, of whose lists they choose what the line has; nothing where that is nothing.
+fn narrowed(flags: &Settings, line: Settings) -> Option<Settings> {
+    fn keep<T: PartialEq>(chosen: &mut Vec<T>, own: Option<&Vec<T>>) -> bool {
+        chosen.retain(|value| own.is_none_or(|own| own.contains(value)));
+        !chosen.is_empty()
+    }
+    let mut flags = flags.clone();
+    let has_cells = [
+        flags.len.as_mut().is_none_or(|list| keep(&mut list.0, line.len.as_ref().map(|own| &own.0))),
+        flags.batch.as_mut().is_none_or(|list| keep(&mut list.0, line.batch.as_ref().map(|own| &own.0))),
+        flags.seeds.as_mut().is_none_or(|list| keep(&mut list.0, line.seeds.as_ref().map(|own| &own.0))),
+        flags.mode.as_mut().is_none_or(|list| keep(&mut list.0, line.mode.as_ref().map(|own| &own.0))),
+    ];
+    has_cells.iter().all(|has| *has).then(|| flags.over(line))
 }
 
 /// Length, batch size, pass and seed of a cell that is measured.

@@ -97,6 +97,26 @@ fn flags_narrow_a_suite_and_set_overrides_it() {
 }
 
 #[test]
+fn a_flag_chooses_among_the_lists_of_each_row() {
+    let settings = |text: &str| toml::from_str::<Settings>(text).unwrap();
+    let suite = |settings: Settings| GridFlags {
+        suite: Some("ls-table5".to_owned()),
+        settings,
+        ..GridFlags::default()
+    };
+    let labels_at = |len: &str| labels(suite(settings(len))).unwrap();
+    assert!(!labels_at("len = 224").contains(&"ViT-L".to_owned()), "which has 384 alone");
+    assert_eq!(labels_at("len = 448"), ["CvT*-LS-21"]);
+    let grid = resolve(&suite(settings("len = [224, 384]")), &Two).unwrap();
+    let lens =
+        |label: &str| grid.entries.iter().find(|pick| pick.label == label).unwrap().settings.len.clone();
+    assert_eq!(lens("CvT*-LS-13"), Some(Lengths(vec![224])));
+    assert_eq!(lens("CvT*-LS-21"), Some(Lengths(vec![224, 384])));
+    let error = labels(suite(settings("len = 512"))).unwrap_err();
+    assert!(error.contains("has no len 512; it has 224, 384, 448."), "{error}");
+}
+
+#[test]
 fn a_suite_of_another_protocol_says_who_runs_it() {
     let error = resolve(&table5(), &crate::protocol::measuring::Memory).err().unwrap().to_string();
     assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
