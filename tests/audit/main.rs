@@ -114,14 +114,21 @@ fn unsealed(manifest: &Value, rows: &str) -> bool {
     manifest["rows_sha256"].as_str().is_some_and(|written| written != digest)
 }
 
-/// Commits since `commit` that change the kernels of the CPU, where the committed tables were measured; none where there is no history
-/// to ask.
+/// Commits since `commit` that change the kernels of the CPU, where the committed tables were measured; none where the history does not
+/// have `commit`.
 fn kernel_commits(commit: &str) -> Option<u32> {
     let range = format!("{commit}..HEAD");
     const OF_GPUS: &str = ":(exclude,glob)crates/kernel/src/**/cuda/**";
     let arguments = ["rev-list", "--count", &range, "--", "crates/kernel/src", "src/kernel", OF_GPUS];
     let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
+}
+
+/// Whether the history goes back to the first commit: not in an archive of the sources or a shallow clone.
+fn has_whole_history() -> bool {
+    let output =
+        Command::new("git").args(["rev-parse", "--is-shallow-repository"]).current_dir(root()).output();
+    output.is_ok_and(|output| output.stdout == b"false\n")
 }
 
 /// Why the measurement of `manifest` is stale; `known` names those that are allowed to be.
@@ -134,7 +141,10 @@ fn stale(manifest: &Value, known: &str) -> Option<String> {
     if !measured || fresh || listed {
         return None;
     }
-    let since = kernel_commits(text("commit").split('-').next().unwrap_or_default())?;
+    let commit = text("commit").split('-').next().unwrap_or_default();
+    let Some(since) = kernel_commits(commit) else {
+        return has_whole_history().then(|| format!("{id}: its commit {commit} is not in the history"));
+    };
     (since > STALE_AFTER).then(|| format!("{id}: {since} commits changed the kernels since it was measured"))
 }
 
