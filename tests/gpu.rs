@@ -1,5 +1,6 @@
 //! What docs/building-for-gpus.md says was measured on a GPU.
 
+use effattn::config::suite::Suite;
 use effattn::record::{Pass, Published, Row, csv};
 
 use super::prose::root;
@@ -9,6 +10,17 @@ use super::tables::{renew, with_rows_below};
 fn rows(part: &str) -> Vec<Row> {
     let file = root().join("reproduction/gpu").join(part).join("latest/rows.csv");
     csv::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
+/// The published number of `row` with the digits that its suite has.
+fn with_printed_digits(row: &Row, published: f64) -> String {
+    let digits = || {
+        let suite = Suite::load(row.suite.as_deref()?).ok()?;
+        let at = suite.base.len.as_ref()?.0.iter().position(|len| Some(*len) == row.len)?;
+        let entry = suite.rows.iter().find(|entry| entry.model.name == row.model)?;
+        entry.table(&row.metric)?.digits_at(row.pass?.word(), at)
+    };
+    digits().map_or_else(|| published.to_string(), |digits| format!("{published:.digits$}"))
 }
 
 /// A line per model: what `metric` was in each of the cells, with the published number; a dash where a cell was not reached or not
@@ -28,7 +40,9 @@ fn lines(rows: &[Row], metric: &str, cells: &[(Pass, u64, u64)], digits: usize) 
         };
         let Some(row) = rows.iter().find(is) else { return "-".to_owned() };
         match (row.value, &row.published) {
-            (Some(value), Some(Published::Value(published))) => format!("{value:.digits$} ({published})"),
+            (Some(value), Some(Published::Value(published))) => {
+                format!("{value:.digits$} ({})", with_printed_digits(row, *published))
+            }
             (Some(value), _) => format!("{value:.digits$}"),
             (None, _) if row.outcome.word() == "interrupted" => "-".to_owned(),
             (None, _) => row.outcome.to_string(),

@@ -361,6 +361,11 @@ impl Row {
         self.program.as_deref().filter(|program| !matches!(*program, "" | "effattn"))
     }
 
+    /// Whether it says how fast or how large something is, which belongs to the device; what was trained does not.
+    pub fn is_measured(&self) -> bool {
+        matches!(self.protocol.as_str(), "speed" | "memory")
+    }
+
     /// Mechanism and knobs as on the command line: `ls:w=16,r=2`.
     pub fn choice(&self) -> String {
         match self.variant.as_deref() {

@@ -131,6 +131,12 @@ fn same_variant(row: &Row, entry: &crate::config::suite::SuiteRow) -> bool {
     variant.split(',').filter(|knob| !knob.is_empty()).all(|knob| said.iter().any(|said| said == knob))
 }
 
+/// Whether the row is of the model of the suite's entry, with the same knobs in whatever order.
+pub(super) fn is_model_of(row: &Row, entry: &SuiteRow) -> bool {
+    let count = row.variant.as_deref().unwrap_or_default().split(',').filter(|knob| !knob.is_empty()).count();
+    row.model == entry.model.name && same_variant(row, entry) && count == entry.model.knobs.len()
+}
+
 fn cell(row: &Row) -> String {
     let measured = match row.value {
         Some(value) => number(value),

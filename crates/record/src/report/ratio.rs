@@ -66,7 +66,7 @@ impl Ratio {
     }
 
     /// Above 1 exactly where the ratio is [`Standing::More`].
-    fn lower(self) -> f64 {
+    pub(super) fn lower(self) -> f64 {
         let low = self.interval.map_or(self.value, |interval| interval.low);
         low.min(self.value / (1.0 + NEGLIGIBLE))
     }

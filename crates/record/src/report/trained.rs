@@ -34,7 +34,7 @@ pub fn tables(rows: &[Row], metrics: &[Metric], belongs: impl Fn(&Row, &Metric) 
 
 /// What the columns mean, said once.
 const NOTE: &str = "differs: how the run departs from the protocol, with the protocol's value in parentheses. share: the part of \
-                    the protocol's steps and data that was run, given only where nothing else differs. Several seeds: mean \
+                    the protocol's steps and data that was run, given only where nothing but the format of numbers and the draw of generated examples differs. Several seeds: mean \
                     ±standard deviation [95 % interval of the mean]; one seed: ± is the standard error due to the size of the \
                     test split. Seeds that failed, or whose accuracy is not above that of the largest class by two standard errors of the split, are \
                     counted separately. last update: the same \

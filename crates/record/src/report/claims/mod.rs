@@ -95,15 +95,14 @@ impl JudgedClaim {
 
 /// `rows` by the device that measured them, that with the most first; what was trained belongs to every device.
 fn by_device(rows: &[Row]) -> Vec<Vec<Row>> {
-    let is_measured = |row: &Row| matches!(row.protocol.as_str(), "speed" | "memory");
     let mut counts = std::collections::BTreeMap::<&str, usize>::new();
-    for row in rows.iter().filter(|row| is_measured(row)) {
+    for row in rows.iter().filter(|row| row.is_measured()) {
         *counts.entry(&row.device).or_default() += 1;
     }
     let mut devices: Vec<(&str, usize)> = counts.into_iter().collect();
     devices.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let of = |device: &str| {
-        let rows = rows.iter().filter(|row| row.device == device || !is_measured(row));
+        let rows = rows.iter().filter(|row| row.device == device || !row.is_measured());
         rows.cloned().collect()
     };
     if devices.is_empty() {

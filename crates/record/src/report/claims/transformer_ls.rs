@@ -144,8 +144,7 @@ fn flops(rows: &[Row]) -> Option<Finding> {
     let (mut same, mut all) = (0, 0);
     for entry in &suite.rows {
         let Some(printed) = gflops(&entry.label) else { continue };
-        let own =
-            |row: &&Row| row.task.as_deref() == Some("listops") && row.choice() == entry.model.to_string();
+        let own = |row: &&Row| row.task.as_deref() == Some("listops") && published::is_model_of(row, entry);
         let Some(flops) = of_suite(rows, LRA, "accuracy").find(own).and_then(|row| row.flops) else {
             continue;
         };
@@ -277,7 +276,7 @@ fn parameters(rows: &[Row]) -> Option<Finding> {
         let own = |row: &&Row| {
             row.protocol == "speed"
                 && row.preset.as_ref() == preset
-                && row.choice() == entry.model.to_string()
+                && published::is_model_of(row, entry)
                 && row.len == Some(224)
         };
         let Some(params) = rows.iter().find(own).and_then(|row| row.params) else { continue };
@@ -321,7 +320,13 @@ fn latency(rows: &[Row]) -> Option<Finding> {
         Some((own.batch?, Ratio::of(own, full)?))
     });
     let width = |ratio: &Ratio| ratio.interval.map_or(f64::INFINITY, |interval| interval.high - interval.low);
-    let (batch, ratio) = pairs.min_by(|a, b| width(&a.1).total_cmp(&width(&b.1)))?;
+    // of those at the source's batch, where there are any, the one that is known best
+    let printed = Suite::load(IMAGES).ok()?.base.batch?.0;
+    let order = |(batch, ratio): &(u64, Ratio)| (!printed.contains(batch), width(ratio));
+    let (batch, ratio) = pairs.min_by(|a, b| {
+        let ((a_other, a_width), (b_other, b_width)) = (order(a), order(b));
+        a_other.cmp(&b_other).then(a_width.total_cmp(&b_width))
+    })?;
     let Interval { low, high } = ratio.interval?;
     // the printed ratio is of another machine: what is nearer to "as fast" than to it contradicts it
     let half = (1.0 + image_ratio()?.published) / 2.0;

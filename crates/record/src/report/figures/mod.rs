@@ -77,15 +77,24 @@ pub fn figures() -> Vec<&'static PaperFigure> {
     ALL.all()
 }
 
-/// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own, with its name behind theirs where several
-/// have the same one.
+/// Every chart that `rows` have enough for. What was trained stands together, whatever device trained it; devices that were measured are
+/// kept apart: each has charts of its own, with its name behind theirs where several have the same one.
 pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
-    let devices: BTreeSet<&str> = rows.iter().map(|row| row.device.as_str()).collect();
-    let mut drawn = Vec::new();
+    let measured = rows.iter().filter(|row| row.is_measured());
+    let mut devices: BTreeSet<&str> = measured.map(|row| row.device.as_str()).collect();
+    if devices.is_empty() {
+        devices.insert("");
+    }
+    let mut drawn: Vec<(&str, Chart)> = Vec::new();
     for device in devices {
-        let here: Vec<&Row> = rows.iter().filter(|row| row.device == device).collect();
+        let here: Vec<&Row> = rows.iter().filter(|row| row.device == device || !row.is_measured()).collect();
         for figure in figures() {
-            drawn.extend((figure.draw)(&here)?.into_iter().map(|chart| (device, chart)));
+            for chart in (figure.draw)(&here)? {
+                let known = drawn.iter().any(|(_, known)| known.name == chart.name && known.svg == chart.svg);
+                if !known {
+                    drawn.push((device, chart));
+                }
+            }
         }
     }
     let names: Vec<String> = drawn.iter().map(|(_, chart)| chart.name.clone()).collect();
@@ -123,6 +132,44 @@ fn conditions(row: &Row) -> String {
 mod tests {
     use super::*;
     use crate::{Outcome, Pass, Published};
+
+    #[test]
+    fn what_was_trained_is_drawn_once_and_with_every_device() {
+        let trained = |model: &str, task: &str, device: &str, accuracy: f64| Row {
+            task: Some(task.to_owned()),
+            len: Some(1024),
+            fraction: Some(1.0),
+            device: device.to_owned(),
+            ..Row::new("robustness", model)
+                .with("accuracy", "%", Some(accuracy))
+                .with_outcome(Outcome::Ok, None)
+        };
+        let speed = |model: &str, device: &str| Row {
+            pass: Some(Pass::Infer),
+            len: Some(1024),
+            batch: Some(1),
+            peak_bytes: Some(1 << 20),
+            device: device.to_owned(),
+            ..Row::new("speed", model).with("step_time", "s", Some(1.0)).with_outcome(Outcome::Ok, None)
+        };
+        let learned = |model: &str, device: &str, accuracy: f64| Row {
+            protocol: "lra".to_owned(),
+            ..trained(model, "listops", device, accuracy)
+        };
+        let mut rows = vec![speed("full", "cpu"), speed("linear", "cpu"), learned("linear", "cpu", 20.0)];
+        rows.extend([learned("full", "cpu", 30.0), learned("full", "cuda:0", 40.0)]);
+        let figure = |rows: &[Row]| -> Vec<(String, String)> {
+            let charts = draw(rows).unwrap().into_iter().map(|chart| (chart.name, chart.csv));
+            charts.filter(|(name, _)| name.starts_with("cos-figure1")).collect()
+        };
+        let found = figure(&rows);
+        assert!(matches!(&found[..], [(_, csv)] if csv.contains("35")), "{found:?}");
+        rows.extend(["text", "text-insertion"].map(|task| trained("full", task, "cpu", 60.0)));
+        rows.extend([speed("full", "cuda:0"), speed("linear", "cuda:0")]);
+        let names: Vec<String> = draw(&rows).unwrap().into_iter().map(|chart| chart.name).collect();
+        let table2 = names.iter().filter(|name| name.starts_with("ls-table2"));
+        assert!(table2.count() <= 1, "{names:?}");
+    }
 
     #[test]
     fn a_device_names_charts_that_another_has_too() {
