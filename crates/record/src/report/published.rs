@@ -49,7 +49,9 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
         ..Table::default()
     };
     for entry in &suite.rows {
-        let of = |row: &&&Row| row.model == entry.model.name && same_variant(row, entry);
+        let of = |row: &&&Row| {
+            row.model == entry.model.name && same_variant(row, entry) && same_preset(row, entry, suite)
+        };
         let claimed = |row: &Row| suite.rows.iter().any(|other| same_settings(row, other, suite));
         let (own, rest): (Vec<&&Row>, Vec<&&Row>) =
             rows.iter().filter(of).partition(|row| same_settings(row, entry, suite));
@@ -129,6 +131,12 @@ fn same_variant(row: &Row, entry: &crate::config::suite::SuiteRow) -> bool {
     let said: Vec<String> = entry.model.knobs.iter().map(|(knob, value)| format!("{knob}={value}")).collect();
     let variant = row.variant.as_deref().unwrap_or_default();
     variant.split(',').filter(|knob| !knob.is_empty()).all(|knob| said.iter().any(|said| said == knob))
+}
+
+/// Whether the row is of the preset of the suite's entry, where the suite has it: one that the user chose instead belongs to every entry.
+fn same_preset(row: &Row, entry: &SuiteRow, suite: &Suite) -> bool {
+    let preset = |entry: &SuiteRow| entry.set.preset.clone().or_else(|| suite.base.preset.clone());
+    row.preset == preset(entry) || suite.rows.iter().all(|other| row.preset != preset(other))
 }
 
 /// Whether the row is of the model of the suite's entry, with the same knobs in whatever order.
@@ -294,6 +302,20 @@ mod tests {
         let table = &tables(&rows, &suite)[0];
         let cells: Vec<&str> = table.rows.iter().map(|row| row[1].as_str()).collect();
         assert_eq!(cells, ["1.00", "2.00", "3.00"]);
+    }
+
+    #[test]
+    fn rows_of_one_mechanism_with_other_presets_stay_apart() {
+        let suite = Suite::load("ls-table5").unwrap();
+        let row = |preset: &str, value: f64| Row {
+            preset: Some(preset.to_owned()),
+            len: Some(224),
+            ..Row::new("speed", "ls2d").with("step_time", "s", Some(value))
+        };
+        let table = &tables(&[row("vil-ls-medium", 2.0), row("cvt-21", 3.0)], &suite)[0];
+        assert_eq!(table.rows, [["ViL-LS-Medium", "2.00"], ["CvT*-LS-21", "3.00"]]);
+        let table = &tables(&[row("of-the-user", 4.0)], &suite)[0];
+        assert!(table.rows.len() > 1 && table.rows.iter().all(|row| row[1] == "4.00"), "{:?}", table.rows);
     }
 
     #[test]
