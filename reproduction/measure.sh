@@ -5,7 +5,7 @@
 #
 #   sh reproduction/measure.sh [PART...]   in the root of the repository [default: all of them, the shortest first]
 #
-# Parts: listops-step memory words images formats growth speed figure3-composed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python
+# Parts: decode mixers image-latency listops-step memory words images formats growth speed figure3-composed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python
 # with `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
 # --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages, `effattn plot figures reproduction/results` and
 # `effattn plot rows reproduction/results/speed` (and growth, peer) the charts, and tests/audit/known_stale.csv loses the runs.
@@ -36,6 +36,27 @@ beside() { # beside SCRIPT FLAGS... > FILE: PyTorch in a script of its own, befo
     script=$1
     shift
     "$python" "benches/peer/$script" --threads 2 "$@"
+}
+
+decode() {
+    beside decode.py --len 1024,8192 --batch 1,16 --seconds 1.5 > "$scratch/decode.jsonl"
+    measure peer/decode speed --mode decode --preset charlm-small --model full,linear,cosformer --len 1024,8192 --batch 1,16 \
+        --max-time 1500ms --reference "$scratch/decode.jsonl"
+    keep 1 peer/decode/speed
+}
+
+mixers() {
+    measure mixers speed --suite mixers-speed --max-time 400ms --min-runs 3 --warmup 1
+    keep 1 mixers/mixers-speed
+    models="retention,gla,mamba2:conv=0,based,luna,fnet,aft-simple,aft-local,s5:P=96,lru:P=192,mega,mega:chunk=128,rope,gqa:groups=2"
+    measure peer/mixers speed --program torch --len 1024,4096 --mode infer,train --max-time 1500ms --min-runs 5 --warmup 1 --model "$models"
+    keep 1 peer/mixers/speed
+}
+
+# The rows of Table 5 whose latency the source compares: steps take seconds at its batch of 32.
+image_latency() {
+    measure images speed --suite ls-table5 --len 224 --model ls2d,full --warmup 1 --min-runs 5 --runs 10 --max-time 30s
+    keep 1 images/ls-table5
 }
 
 listops_step() {
@@ -123,11 +144,12 @@ peer() {
     keep 1 peer/bf16/speed
 }
 
-for part in ${*:-listops-step memory words images formats growth speed figure3-composed peer figure3 table5}; do
+for part in ${*:-decode mixers image-latency listops-step memory words images formats growth speed figure3-composed peer figure3 table5}; do
     case $part in
+        image-latency) image_latency ;;
         listops-step) listops_step ;;
         figure3-composed) figure3_composed ;;
-        memory | words | images | formats | growth | speed | peer | figure3 | table5) "$part" ;;
+        decode | mixers | memory | words | images | formats | growth | speed | peer | figure3 | table5) "$part" ;;
         *) echo "measure.sh: no part $part" >&2 && exit 2 ;;
     esac
 done

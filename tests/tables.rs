@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use effattn::record::{Row, csv};
+use effattn::record::{Pass, Row, csv};
 use effattn::report::reference;
 use effattn::report::table::Table;
 
@@ -75,6 +75,68 @@ fn the_table_of_small_steps_is_of_the_committed_runs() {
     let lines = lines_of_small_steps();
     assert!(lines.len() >= 7, "{lines:?}");
     renew("docs/performance.md", |page| with_rows_below(page, "| small steps |", &lines));
+}
+
+/// A line per mechanism: how many times as fast effattn gives the next token as PyTorch, in a column per batch size and length; at last how
+/// the run sums up.
+#[test]
+fn the_table_of_the_next_token_is_of_the_committed_run() {
+    let (cells, said) = beside_one_program("peer/decode");
+    let places = [["1", "1024"], ["1", "8192"], ["16", "1024"], ["16", "8192"]];
+    let line = |model: &str| {
+        let ratios =
+            places.map(|[batch, len]| format!(" {} |", ratio_of(&cells, [model, "decode", batch, len])));
+        format!("| {model} |{}", ratios.concat())
+    };
+    let mut lines: Vec<String> = ["full", "linear", "cosformer"].map(line).to_vec();
+    assert!(!lines.concat().contains("| - |"), "{cells:?}");
+    lines.push(format!("| all | {said} | | | |"));
+    renew("docs/performance.md", |page| with_rows_below(page, "| the next token |", &lines));
+}
+
+/// Of a cell of a run beside one program: peak memory over what the resident memory of the other program grew by.
+fn share_of_memory(folder: &str, (model, pass, batch): (&str, Pass, u64)) -> String {
+    let (rows, run) = newest(folder);
+    let is = |row: &&Row| row.model == model && row.pass == Some(pass) && row.batch == Some(batch);
+    let ours = rows.iter().find(|row| is(row) && row.metric == "step_time").and_then(|row| row.peak_bytes);
+    let references = std::fs::read_to_string(run.join("reference.json")).unwrap();
+    let mut lines = references.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let of = |line: &serde_json::Value| {
+        line["model"] == model && line["mode"] == pass.word() && line["batch"] == batch
+    };
+    let theirs = lines.find(of).unwrap();
+    let mib = |key: &str| theirs[key].as_f64().unwrap();
+    let grown = (mib("peak_rss_mib") - mib("base_rss_mib")) * f64::from(1 << 20);
+    format!("{:.2}", ours.unwrap() as f64 / grown)
+}
+
+#[test]
+fn the_tables_of_images_and_words_are_of_the_committed_runs() {
+    let image = |(name, preset, model): (&str, &str, &str)| {
+        let folder = format!("peer/images/{preset}");
+        let (cells, _) = beside_one_program(&folder);
+        let places = [("infer", "1"), ("infer", "8"), ("train", "1"), ("train", "8")];
+        let ratios =
+            places.map(|(pass, batch)| format!(" {} |", ratio_of(&cells, [model, pass, batch, "224"])));
+        format!("| {name} |{} {} |", ratios.concat(), share_of_memory(&folder, (model, Pass::Train, 8)))
+    };
+    let images = [
+        ("ViL-LS-Medium", "vil-ls-medium", "ls2d"),
+        ("CvT-13", "cvt-13", "full"),
+        ("CvT\\*-LS-13", "cvt-13", "ls2d"),
+    ];
+    renew("docs/images.md", |page| with_rows_below(page, "| | infer 1 |", &images.map(image)));
+    let word = |(name, folder, len): (&str, &str, &str)| {
+        let (cells, _) = beside_one_program(&format!("peer/words/{folder}"));
+        let ratios =
+            ["full", "cosformer"].map(|model| format!(" {} |", ratio_of(&cells, [model, "train", "8", len])));
+        format!("| {name} |{}", ratios.concat())
+    };
+    let words = [
+        ("`wikitext103-small`, blocks of 256 words", "word-lm", "256"),
+        ("`roberta-small`, blocks of 128 ids", "masked-lm", "128"),
+    ];
+    renew("docs/words.md", |page| with_rows_below(page, "| | full | cosformer |", &words.map(word)));
 }
 
 /// A line per way of measuring: the least and the most of its ratios in the rounds of the bench.
