@@ -25,6 +25,7 @@ pub fn beside_one_program(folder: &str) -> (Vec<([String; 4], String)>, String) 
     let ratio = table.columns.iter().position(|column| column == "times as fast").unwrap();
     let cells = table.rows.iter().map(|row| (row[..4].to_vec().try_into().unwrap(), row[ratio].clone()));
     let sum = table.notes[0].split(';').next().unwrap();
+    let sum = sum.split(". ").next().unwrap();
     (cells.collect(), sum.split_once(": ").map_or(String::new(), |(_, said)| said.to_owned()))
 }
 

@@ -189,7 +189,9 @@ fn ten_seeded_faults_are_found() {
     let rows = std::fs::read_to_string(sealed.join("rows.csv")).unwrap();
     let old =
         serde_json::json!({ "id": "new", "command": "speed", "kernels": "0", "commit": "e0b18a09e5b9" });
-    let faults: [(&str, bool); 14] = [
+    let unknown =
+        serde_json::json!({ "id": "new", "command": "speed", "kernels": "0", "commit": "000000000000" });
+    let faults: [(&str, bool); 15] = [
         ("a wrong digit of a paper", !numbers(&with(csv, ",37.13", ",37.31")).is_empty()),
         (
             "a published number that no suite has",
@@ -220,6 +222,7 @@ fn ten_seeded_faults_are_found() {
         ("a wrong digit in a sentence", !page(&with(&readme, ".2 -->36.", ".2 -->63.")).is_empty()),
         ("a number that no row carries", !prose::numbers("It is 1.76 times as fast as PyTorch.").is_empty()),
         ("commits that are mixed and not said", !mixed(&results.replace("The rows are of ", "")).is_empty()),
+        ("a commit that is not in the history", !has_whole_history() || stale(&unknown, "").is_some()),
         ("an old kernel", kernel_commits("e0b18a09e5b9").is_none() || stale(&old, "").is_some()),
         (
             "a ratio that the printed numbers do not give",

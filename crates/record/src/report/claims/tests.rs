@@ -48,6 +48,10 @@ fn a_speed_claim_needs_every_length_and_growth() {
     assert_eq!(verdict([1.01, 2.5]), ClaimVerdict::Undecided, "the same at 1024");
     assert_eq!(verdict([2.5, 1.5]), ClaimVerdict::Undecided, "less at the longer length");
     assert_eq!(verdict([0.5, 2.5]), ClaimVerdict::Contradicted);
+    let longer = [speed("full", 4096, 1.0), speed("cosformer", 4096, 2.0)];
+    let falls = [rows([1.5, 2.5]), longer.to_vec()].concat();
+    let verdict = finding(&falls, "inference is faster").unwrap().verdict;
+    assert_eq!(verdict, ClaimVerdict::Undecided, "less at the longest than in between");
     let said = finding(&rows([1.5, 2.5]), "inference is faster").unwrap().measured;
     assert_eq!(said, "1.50 times at 1024, 2.50 times at 2048");
 }
