@@ -26,17 +26,22 @@ const SIZE: usize = 1024;
 const ROWS: [usize; 2] = [1024, 4096];
 const LAYERS: [[usize; 2]; 5] = [[256, 256], [256, 1024], [1024, 256], [64, 64], [64, 128]];
 
+/// One thread, and all that the process has.
+fn counts() -> Vec<usize> {
+    let all = threads::available();
+    if all > 1 { vec![1, all] } else { vec![1] }
+}
+
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i % 19) as f32 - 9.0).collect()
 }
 
 fn products(criterion: &mut Criterion) {
     threads::set(threads::available(), threads::PlainOperations::OnCaller);
-    let all = threads::available();
     let numbers = numbers(SIZE * SIZE);
     let factor = Mat::new(&numbers, SIZE, SIZE);
     let mut group = criterion.benchmark_group("products");
-    for count in [1, all] {
+    for count in counts() {
         let mut results = vec![vec![0.0; SIZE * SIZE]; count];
         group.throughput(Throughput::Elements((2 * SIZE * SIZE * SIZE * count) as u64));
         type Multiply = fn(MatMut, Mat, Mat);
@@ -120,9 +125,8 @@ impl Layer {
 }
 
 fn shapes(criterion: &mut Criterion) {
-    let all = threads::available();
     let mut group = criterion.benchmark_group("shapes");
-    for count in if all > 1 { vec![1, all] } else { vec![1] } {
+    for count in counts() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().expect("threads");
         for (rows, sizes) in ROWS.iter().flat_map(|&rows| LAYERS.map(|sizes| (rows, sizes))) {
             let mut layer = Layer::new(rows, sizes);

@@ -1,5 +1,6 @@
 //! Tables of pages are made of committed rows; EFFATTN_BLESS=1 writes them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -160,6 +161,35 @@ fn the_ratios_beside_a_neighbour_are_those_of_the_chart() {
     let lines = lines_beside_a_neighbour();
     assert_eq!(lines.len(), 3);
     renew("docs/performance.md", |page| with_rows_below(page, "| rounds of the bench |", &lines));
+}
+
+/// A line per number of rows and layer: the highest rates of the three products, in a column per library.
+fn lines_of_products() -> Vec<String> {
+    let text = std::fs::read_to_string(root().join("docs/products.csv")).unwrap();
+    let mut best: BTreeMap<[usize; 3], BTreeMap<(&str, &str), f64>> = BTreeMap::new();
+    for line in text.lines().skip(1) {
+        let [_, library, rows, inp, out, part, rate] = line.split(',').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let layer = [rows, inp, out].map(|size| size.parse().unwrap());
+        let most = best.entry(layer).or_default().entry((library, part)).or_default();
+        *most = most.max(rate.parse().unwrap());
+    }
+    let line = |([rows, inp, out], rates): ([usize; 3], BTreeMap<(&str, &str), f64>)| {
+        let cells = ["own", "gemm", "numpy", "torch"].map(|library| {
+            let parts = ["forward", "input gradient", "weight gradient"];
+            format!(" {} |", parts.map(|part| format!("{:.0}", rates[&(library, part)])).join(" / "))
+        });
+        format!("| `{rows}` | `{inp}` to `{out}` |{}", cells.concat())
+    };
+    best.into_iter().map(line).collect()
+}
+
+#[test]
+fn the_products_of_a_layer_are_the_committed_ones() {
+    let lines = lines_of_products();
+    assert_eq!(lines.len(), 10);
+    renew("docs/performance.md", |page| with_rows_below(page, "| rows | layer |", &lines));
 }
 
 /// A line per mechanism of a run of one batch size beside one program: how many times as fast effattn is, in a column per pass and
@@ -339,15 +369,14 @@ fn recalled(suite: &str) -> Vec<Row> {
 /// of the worst and the best rate.
 fn recall_line(rows: &[Row], model: &str, segments: [&str; 4]) -> Vec<String> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.label() == model).collect();
-    let by_seed = |metric: &str, part: &str| -> std::collections::BTreeMap<u64, f64> {
+    let by_seed = |metric: &str, part: &str| -> BTreeMap<u64, f64> {
         let is = |row: &&&Row| {
             let here = row.task.as_deref().and_then(|task| task.split_once(' ')).map_or("", |(_, part)| part);
             row.metric == metric && here == part
         };
         rows.iter().filter(is).filter_map(|row| Some((row.seed?, row.value?))).collect()
     };
-    let mean =
-        |values: std::collections::BTreeMap<u64, f64>| values.values().sum::<f64>() / values.len() as f64;
+    let mean = |values: BTreeMap<u64, f64>| values.values().sum::<f64>() / values.len() as f64;
     let state = rows.iter().find_map(|row| row.state_bytes);
     let mut cells = vec![state.unwrap_or(0).to_string()];
     cells.extend(segments.map(|part| format!("{:.1}", mean(by_seed("segment_accuracy", part)))));

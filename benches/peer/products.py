@@ -2,13 +2,13 @@
 
 Rows of a document times the weights of a layer (forward), the gradient of its input, and that of its weight, in f32; the
 least time of some rounds, as billions of floating point operations per second (a multiply-add is two). What is not installed
-is left out. One JSON object per shape on stdout.
+is left out. Lines of CSV on stdout: library, rows, inputs, outputs, part, rate. reproduction/products.sh runs it in turn with ours.
 
   taskset -c 1 python products.py --threads 1
 
 Install: pip install numpy torch. OPENBLAS_CORETYPE=Haswell and MKL_ENABLE_INSTRUCTIONS=AVX2 hold them to AVX2.
 """
-import argparse, json, os, time
+import argparse, os, time
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--threads", type=int, default=1)
@@ -60,5 +60,5 @@ for library, load in {"numpy": numpy_products, "torch": torch_products}.items():
     for rows in ROWS:
         for inp, out in LAYERS:
             factors = parts(numbers(rows, inp), numbers(out, inp), numbers(rows, out))
-            rates = {part: rate(2 * rows * inp * out, product(a, b)) for part, (a, b) in factors.items()}
-            print(json.dumps({"library": library, "threads": args.threads, "rows": rows, "in": inp, "out": out, **rates}), flush=True)
+            for part, (a, b) in factors.items():
+                print(library, rows, inp, out, part, rate(2 * rows * inp * out, product(a, b)), sep=",", flush=True)

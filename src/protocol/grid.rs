@@ -225,8 +225,14 @@ fn suite_picks(
     let of_base = flags.set.clone().over(base.clone()).over(defaults.settings.clone());
     let known = if lines.is_empty() { std::slice::from_ref(&of_base) } else { &lines[..] };
     ensure_known(&flags.settings, known, &suite.name)?;
+    let preset = flags.settings.preset.as_ref();
+    let is_of_preset = |line: &Settings| preset.is_none() || line.preset.as_ref() == preset;
+    let has_preset = lines.iter().any(is_of_preset);
     let mut entries = Vec::new();
     for (row, line) in suite.rows.iter().zip(lines) {
+        if has_preset && !is_of_preset(&line) {
+            continue;
+        }
         let Some(settings) = narrowed(&flags.settings, line) else { continue };
         let choice = choose(&Models(vec![row.model.clone()])).map(|mut choices| choices.pop());
         let choice = match choice {

@@ -117,6 +117,19 @@ fn a_flag_chooses_among_the_lists_of_each_row() {
 }
 
 #[test]
+fn a_preset_chooses_rows_that_have_it_and_replaces_others() {
+    let of = |suite: &str, preset: &str| GridFlags {
+        suite: Some(suite.to_owned()),
+        settings: Settings { preset: Some(preset.to_owned()), ..Settings::NONE },
+        ..GridFlags::default()
+    };
+    assert_eq!(labels(of("ls-table5", "vit-l")).unwrap(), ["ViT-L"]);
+    let grid = resolve(&of("cos-table5", "ls-lra"), &Two).unwrap();
+    assert!(grid.entries.len() > 5);
+    assert!(grid.entries.iter().all(|pick| pick.settings.preset.as_deref() == Some("ls-lra")));
+}
+
+#[test]
 fn a_suite_of_another_protocol_says_who_runs_it() {
     let error = resolve(&table5(), &crate::protocol::measuring::Memory).err().unwrap().to_string();
     assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
