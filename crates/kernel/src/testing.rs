@@ -86,6 +86,30 @@ pub fn value_and_grads(
     Ok(all)
 }
 
+/// Asserts that a gradient which enters `f`, [.., n, width], at the first position alone, and fades along the others, ends in zeros at
+/// `inputs[of]`, [.., n, width], and is nowhere subnormal.
+pub fn assert_fades_to_zero(
+    what: &str,
+    inputs: &[Tensor],
+    of: usize,
+    f: impl Fn(&[Tensor]) -> Result<Tensor>,
+) {
+    let vars: Vec<Var> = inputs.iter().map(|x| Var::from_tensor(x).unwrap()).collect();
+    let tensors: Vec<Tensor> = vars.iter().map(|x| x.as_tensor().clone()).collect();
+    let first = f(&tensors).unwrap().narrow(candle_core::D::Minus2, 0, 1).unwrap();
+    let grads = first.sum_all().unwrap().backward().unwrap();
+    let grad = grads.get(&vars[of]).unwrap().abs().unwrap();
+    let largest = |at: usize| {
+        let row = grad.narrow(candle_core::D::Minus2, at, 1).unwrap();
+        row.max_all().unwrap().to_scalar::<f32>().unwrap()
+    };
+    assert!(largest(0) > 0.0, "{what}: no gradient at the first position");
+    assert_eq!(largest(grad.dim(candle_core::D::Minus2).unwrap() - 1), 0.0, "{what}: the last position");
+    let values = grad.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let subnormal = values.iter().filter(|value| value.is_subnormal()).count();
+    assert_eq!(subnormal, 0, "{what}: subnormal numbers in {} of the gradient", values.len());
+}
+
 /// Largest difference of `got` to `exact`, relative to the largest element of `exact` (at least 1).
 pub fn difference(got: &[f64], exact: &[f64]) -> f64 {
     assert_eq!(got.len(), exact.len());

@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 use super::Direction;
 use crate::cpu;
 use crate::cpu::columns::{Columns, ColumnsMut, cut};
-use crate::cpu::math::{load, store};
+use crate::cpu::math::{flush, load, store};
 use crate::cpu::par::{self, Chunks};
 use crate::op::{self, FusedOp, SavedOutput};
 use crate::simd_fn;
@@ -18,6 +18,8 @@ use crate::simd_fn;
 const BLOCK: usize = 16;
 /// Positions whose products are summed before they are added to the gradient of a.
 const SPAN: usize = 128;
+/// Positions after which a gradient that has faded is dropped.
+const FLUSHED: usize = 8;
 
 pub(super) struct Scan {
     pub direction: Direction,
@@ -166,6 +168,9 @@ simd_fn! {
                     let more = simd.negate_mul_add_e_f32s(a_im, re, load(simd, dh[1].row(row), at));
                     re = simd.mul_add_e_f32s(a_re, re, rest);
                     im = simd.mul_add_e_f32s(a_re, im, more);
+                    if step % FLUSHED == 0 {
+                        (re, im) = (flush(simd, re), flush(simd, im));
+                    }
                     let (du_re, du_im) = (du_re.row(row), du_im.row(row));
                     store(simd, du_re, at, simd.add_f32s(load(simd, du_re, at), re));
                     store(simd, du_im, at, simd.add_f32s(load(simd, du_im, at), im));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{assert_matches_composed, check as check_fused, randn};
+use crate::testing::{assert_fades_to_zero, assert_matches_composed, check as check_fused, randn};
 use crate::{KernelMode, with_mode};
 
 /// Decays of modulus 0.3 to `largest`, [2, p].
@@ -36,6 +36,12 @@ fn fused_matches_composed() {
 fn slow_decays_keep_their_digits() {
     let inputs = [randn("u", &[2, 1031, 10]), decays_up_to(0.9999, 5)];
     assert_matches_composed("slow", &inputs, 2e-5, |x| diagonal_scan(&x[0], &x[1], Direction::Both)).unwrap();
+}
+
+#[test]
+fn a_gradient_fades_to_zero() {
+    let inputs = [randn("u", &[1, 1501, 10]), decays_up_to(0.9, 5)];
+    assert_fades_to_zero("scan", &inputs, 0, |x| diagonal_scan(&x[0], &x[1], Direction::Both));
 }
 
 /// The recurrence itself, in f64.

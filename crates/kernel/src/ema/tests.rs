@@ -1,7 +1,7 @@
-use candle_core::Device;
+use candle_core::{DType, Device};
 
 use super::*;
-use crate::testing::{check as check_fused, randn};
+use crate::testing::{assert_fades_to_zero, check as check_fused, randn};
 use crate::{KernelMode, with_mode};
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Reverse, Direction::Both];
@@ -23,6 +23,16 @@ fn fused_matches_composed() {
                 check_fused(&what, &inputs, 2e-5, |x| ema(&x[0], &x[1], &x[2], direction, truncation));
             }
         }
+    }
+}
+
+#[test]
+fn a_gradient_fades_to_zero() {
+    let decay = (Tensor::ones((6, 2), DType::F32, &Device::Cpu).unwrap() * 0.9).unwrap();
+    let inputs = [randn("x", &[1, 1501, 3]), randn("coefficient", &[6, 2]), decay];
+    for truncation in [None, Some(1400)] {
+        let f = |x: &[Tensor]| ema(&x[0], &x[1], &x[2], Direction::Both, truncation);
+        assert_fades_to_zero(&format!("{truncation:?}"), &inputs, 0, f);
     }
 }
 

@@ -13,7 +13,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
 use super::Direction;
 use crate::cpu::columns::{Columns, ColumnsMut, cut};
-use crate::cpu::math::{load, store};
+use crate::cpu::math::{flush, load, store};
 use crate::cpu::par::{self, Chunks};
 use crate::cpu::{self, simd::Simd};
 use crate::op::{self, FusedOp, SavedOutput};
@@ -244,7 +244,7 @@ fn tile<S: Simd, const T: usize, const CUT: bool>(
             h = simd.mul_add_e_f32s(decay, h, now);
             *sum = simd.mul_add_e_f32s(weight, h, *sum);
         }
-        store(simd, state, at, h);
+        store(simd, state, at, flush(simd, h));
     }
     for (t, sum) in sums.into_iter().enumerate() {
         let y = y.row(filter.row(step + t, n));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::linear_attention::decode;
 use crate::mode;
-use crate::testing::{check, randn};
+use crate::testing::{assert_fades_to_zero, check, randn};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -194,6 +194,17 @@ fn a_decay_per_channel_equals_the_definition() {
 /// All kinds, causal or not.
 fn kinds() -> impl Iterator<Item = (Kind, bool)> {
     [Kind::Head, Kind::Token, Kind::Channel].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
+}
+
+#[test]
+fn a_gradient_fades_to_zero() {
+    for kind in [Kind::Head, Kind::Token, Kind::Channel] {
+        let sums = Sums::new(kind, false, [1, 2, 2, 1501, 6, 5], 0.2);
+        // keys, then values
+        for of in [1, 2] {
+            assert_fades_to_zero(&sums.name(), &sums.inputs(), of, |x| sums.run(x));
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::factors::weigh;
 use super::{ChunkFactors, Inputs, Place};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm};
-
+use crate::cpu::math::flush;
 use crate::cpu::par;
 use crate::linear_attention::cpu::rows::Operand;
 
@@ -141,12 +141,13 @@ crate::simd_fn! {
             let (carried, carried_tail) = S::as_mut_simd_f32s(carried);
             for (state, carried) in state.iter_mut().zip(carried) {
                 let before = *carried;
-                *carried = simd.mul_add_e_f32s(total, before, *state);
+                *carried = flush(simd, simd.mul_add_e_f32s(total, before, *state));
                 *state = before;
             }
             if !state_tail.is_empty() {
                 let (added, before) = (simd.partial_load_f32s(state_tail), simd.partial_load_f32s(carried_tail));
-                simd.partial_store_f32s(carried_tail, simd.mul_add_e_f32s(total, before, added));
+                let after = flush(simd, simd.mul_add_e_f32s(total, before, added));
+                simd.partial_store_f32s(carried_tail, after);
                 simd.partial_store_f32s(state_tail, before);
             }
         }
