@@ -4,7 +4,7 @@
 //! Machines differ, so speed is relative to full attention of the same source: inference at 1K. Accuracy is the mean
 //! over the tasks that were trained here, also of the published numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::conditions;
@@ -37,8 +37,8 @@ const SPEED: &str = "cos-table5";
 const LEN: u64 = 1024;
 
 pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
-    let (speeds, accuracies) = (speeds(rows), accuracies(rows));
-    let (Some(measured), Some(learned)) = (speeds, accuracies) else { return Ok(Vec::new()) };
+    let Some(learned) = accuracies(rows) else { return Ok(Vec::new()) };
+    let Some(measured) = speeds(rows, &learned) else { return Ok(Vec::new()) };
     let most = measured.values.values().map(|(_, bytes)| *bytes).fold(1.0, f64::max);
     let mut all = Vec::new();
     for (model, (speed, bytes)) in &measured.values {
@@ -69,17 +69,27 @@ struct Speeds {
     about: String,
 }
 
-/// The conditions under which most mechanisms were measured beside full attention.
-fn speeds(rows: &[&Row]) -> Option<Speeds> {
-    let mut groups: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+/// The measurement, of one build on one machine under one set of conditions, that has full attention and most of the mechanisms
+/// that were `learned`; the last of equals. Turns with another program do not count: it slows the cell after it.
+fn speeds(rows: &[&Row], learned: &Accuracies) -> Option<Speeds> {
+    let mut groups: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows {
         let wanted = row.protocol == "speed" && row.metric == "step_time" && row.pass == Some(Pass::Infer);
-        if wanted && row.len == Some(LEN) && row.variant.is_none() && row.outcome == Outcome::Ok {
-            groups.entry(format!("{} {}", conditions(row), row.kernel)).or_default().push(row);
+        let ours = row.variant.is_none() && row.program.is_none() && row.outcome == Outcome::Ok;
+        if wanted && ours && row.len == Some(LEN) {
+            let key = format!("{} {} {:?} {:?}", conditions(row), row.kernel, row.commit, row.machine);
+            match groups.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, group)) => group.push(row),
+                None => groups.push((key, vec![row])),
+            }
         }
     }
     let has_full = |group: &Vec<&Row>| group.iter().any(|row| row.model == "full");
-    let group = groups.into_values().filter(has_full).max_by_key(Vec::len)?;
+    let shown = |group: &Vec<&Row>| {
+        let models: BTreeSet<&str> = group.iter().map(|row| row.model.as_str()).collect();
+        models.into_iter().filter(|model| learned.values.contains_key(*model)).count()
+    };
+    let group = groups.into_iter().map(|(_, group)| group).filter(has_full).max_by_key(shown)?;
     let full = group.iter().rev().find(|row| row.model == "full")?.value?;
     let values = group.iter().filter_map(|row| {
         let seconds = row.value.filter(|seconds| *seconds > 0.0)?;
@@ -211,6 +221,27 @@ mod tests {
         let mean: f64 = published.split(',').nth(3).unwrap().parse().unwrap();
         assert!((mean - (36.37 + 64.27) / 2.0).abs() < 1e-9, "{published}");
         assert!(!csv.contains("ls,published"), "the paper has no Transformer-LS");
+    }
+
+    #[test]
+    fn speeds_are_of_one_build_and_without_other_programs() {
+        let of = |rows: &[Row]| draw(&rows.iter().collect::<Vec<_>>()).unwrap()[0].csv.clone();
+        let alone = of(&rows());
+        let mut all = rows();
+        let speed: Vec<Row> = rows().into_iter().filter(|row| row.protocol == "speed").collect();
+        // another build has two of the mechanisms, and more that have no accuracy
+        for (index, row) in speed.iter().enumerate() {
+            let model = if index < 2 { row.model.clone() } else { "retention".to_owned() };
+            let value = row.value.map(|seconds| seconds * (1 + index) as f64);
+            all.push(Row { commit: Some("b".to_owned()), value, model, ..row.clone() });
+        }
+        all.push(Row { model: "gla".to_owned(), ..all[all.len() - 1].clone() });
+        // in turn with a program
+        all.extend(speed.iter().map(|row| {
+            let value = row.value.map(|seconds| seconds + 1.0);
+            Row { program: Some("effattn".to_owned()), value, ..row.clone() }
+        }));
+        assert_eq!(of(&all), alone);
     }
 
     #[test]
