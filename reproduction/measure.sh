@@ -8,7 +8,7 @@
 # Parts: decode mixers image-latency listops-step memory words images formats growth speed figure3-composed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python
 # with `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
 # --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages, `effattn plot figures reproduction/results` and
-# `effattn plot rows reproduction/results/speed` (and growth, peer) the charts, and tests/audit/known_stale.csv loses the runs.
+# `effattn plot rows reproduction/results/speed` (and growth, peer) the charts.
 set -eu
 effattn=${EFFATTN:-target/release/effattn}
 python=${EFFATTN_PYTHON:-python3}

@@ -9,6 +9,7 @@
 set -eu
 out=${1:-docs/products.csv}
 lines=$(mktemp)
+trap 'rm -f "$lines"' EXIT
 export EFFATTN_SIMD=avx2 OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2
 cargo bench --bench products --no-run
 echo "round,library,rows,in,out,part,gflops" > "$out"

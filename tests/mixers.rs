@@ -65,7 +65,7 @@ fn decoding_lines() -> Vec<String> {
 /// A line per mechanism: how many times as fast effattn is as PyTorch on both processors, in a column per pass and length; at last
 /// how each run sums up.
 fn lines_beside_pytorch() -> Vec<String> {
-    let (full_width, full_width_said) = beside_one_program("peer/mixers");
+    let (avx512, avx512_said) = beside_one_program("peer/mixers");
     let (avx2, avx2_said) = beside_one_program("peer/mixers-avx2");
     let mut models: Vec<&String> = Vec::new();
     for (cell, _) in &avx2 {
@@ -74,16 +74,15 @@ fn lines_beside_pytorch() -> Vec<String> {
         }
     }
     let line = |model: &&String| {
-        let there = model.trim_end_matches(":conv=0"); // as the older run names it
         let places = [("infer", "1024"), ("infer", "4096"), ("train", "1024"), ("train", "4096")];
         let cells = places.map(|(pass, len)| {
-            let [ours, older] = [model.as_str(), there].map(|model| [model, pass, "1", len]);
-            format!(" {} / {} |", ratio_of(&full_width, older), ratio_of(&avx2, ours))
+            let cell = [model.as_str(), pass, "1", len];
+            format!(" {} / {} |", ratio_of(&avx512, cell), ratio_of(&avx2, cell))
         });
         format!("| `{model}` |{}", cells.concat())
     };
     let mut lines: Vec<String> = models.iter().map(line).collect();
-    lines.push(format!("| all | {full_width_said} | | {avx2_said} | |"));
+    lines.push(format!("| all | {avx512_said} | | {avx2_said} | |"));
     lines
 }
 

@@ -22,8 +22,6 @@ const PAGES: [&str; 5] = [
     "docs/results-mixers.md",
     "docs/results-trained.md",
 ];
-/// Measured runs that are known to be stale: they stand in tables until they are measured again.
-const KNOWN_STALE: &str = include_str!("known_stale.csv");
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -131,14 +129,13 @@ fn has_whole_history() -> bool {
     output.is_ok_and(|output| output.stdout == b"false\n")
 }
 
-/// Why the measurement of `manifest` is stale; `known` names those that are allowed to be.
-fn stale(manifest: &Value, known: &str) -> Option<String> {
+/// Why the measurement of `manifest` is stale.
+fn stale(manifest: &Value) -> Option<String> {
     let text = |key: &str| manifest[key].as_str().unwrap_or_default();
     let id = text("id");
     let measured = matches!(text("command"), "speed" | "memory");
     let fresh = text("kernels") == env!("EFFATTN_KERNELS");
-    let listed = known.lines().any(|line| line.split(',').next() == Some(id));
-    if !measured || fresh || listed {
+    if !measured || fresh {
         return None;
     }
     let commit = text("commit").split('-').next().unwrap_or_default();
@@ -165,9 +162,9 @@ fn what_is_committed_passes() {
     for run in runs() {
         let (manifest, rows) = (manifest(&run), std::fs::read_to_string(run.join("rows.csv")).unwrap());
         assert!(!unsealed(&manifest, &rows), "{} is not what its run wrote", run.display());
-        stale_runs.extend(stale(&manifest, KNOWN_STALE));
+        stale_runs.extend(stale(&manifest));
     }
-    assert!(stale_runs.is_empty(), "measure again, or name them in known_stale.csv: {stale_runs:#?}");
+    assert!(stale_runs.is_empty(), "measure again: {stale_runs:#?}");
 }
 
 /// `text` with `old` replaced, which it has.
@@ -222,8 +219,8 @@ fn ten_seeded_faults_are_found() {
         ("a wrong digit in a sentence", !page(&with(&readme, ".2 -->36.", ".2 -->63.")).is_empty()),
         ("a number that no row carries", !prose::numbers("It is 1.76 times as fast as PyTorch.").is_empty()),
         ("commits that are mixed and not said", !mixed(&results.replace("The rows are of ", "")).is_empty()),
-        ("a commit that is not in the history", !has_whole_history() || stale(&unknown, "").is_some()),
-        ("an old kernel", kernel_commits("e0b18a09e5b9").is_none() || stale(&old, "").is_some()),
+        ("a commit that is not in the history", !has_whole_history() || stale(&unknown).is_some()),
+        ("an old kernel", kernel_commits("e0b18a09e5b9").is_none() || stale(&old).is_some()),
         (
             "a ratio that the printed numbers do not give",
             !ratios(&Suite::parse("x.toml", &with(&suite, "published = 0.68", "published = 0.86")).unwrap())
