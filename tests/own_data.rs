@@ -203,6 +203,8 @@ fn a_classifier_learns_a_persons_own_texts_and_is_tested_on_others() {
     let row = accuracy(&trained);
     assert_eq!(row.task.as_deref(), Some("train.csv+val.csv+test.csv:tokenizer=words"));
     assert!(row.value.unwrap() > 90.0, "{row:?}");
+    let count = |rows: &[Row]| rows.iter().find(|row| row.metric == "tested").unwrap().value;
+    assert_eq!(count(&trained), Some(40.0), "two full batches of 16 and the rest");
     let manifest = fs::read_to_string(folder.join("results/lra/latest/manifest.json")).unwrap();
     let content = row.differs.unwrap().split("content ").last().unwrap().to_owned();
     assert!(manifest.contains(&content), "{content}");
@@ -221,7 +223,12 @@ fn a_classifier_learns_a_persons_own_texts_and_is_tested_on_others() {
     let differs = tested.differs.unwrap();
     assert!(differs.contains(&format!("not trained: weights of run {run}, content ")), "{differs}");
     assert!(differs.contains("own file: 21 rows, content "), "{differs}");
-    assert!(rows(folder, "lra").iter().any(|row| row.metric == "tested" && row.value == Some(21.0)));
+    assert_eq!(count(&rows(folder, "lra")), Some(21.0));
+    // the one wrong label is behind the full batch, and counts as one of 17
+    fs::write(folder.join("odd.csv"), table(280..296, ',') + "good number 300,bad\n").unwrap();
+    works(folder, "lra --eval latest --data odd.csv --no-plot --threads 1");
+    let odd = accuracy(&rows(folder, "lra")).value.unwrap();
+    assert!((80.0..95.0).contains(&odd), "{odd}");
     // the run without weights that was made just now is passed over
     works(folder, "lra --eval latest --data new.csv --limit 5 --no-plot --threads 1");
     fs::write(folder.join("other.csv"), "text,label\nx,good\ny,fine\n").unwrap();

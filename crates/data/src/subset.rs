@@ -11,19 +11,20 @@ pub struct LimitedDataset<'a> {
     chosen: [Vec<usize>; 3],
 }
 
+/// The numbers of at most `limit` of the `count` examples of `split`: the same ones every time.
+pub(crate) fn drawn(split: Split, count: usize, limit: usize) -> Vec<usize> {
+    if limit >= count {
+        return (0..count).collect(); // all of them, in their order
+    }
+    let mut order = RngStream::new(0, &format!("limit/{}", split.name())).permutation(count);
+    order.truncate(limit);
+    order
+}
+
 impl<'a> LimitedDataset<'a> {
     /// At most `limit` examples of each split of `data`.
     pub fn new(data: &'a dyn Dataset, limit: usize) -> Self {
-        let chosen = Split::ALL.map(|split| {
-            let count = data.len(split);
-            if limit >= count {
-                return (0..count).collect(); // all of them, in their order
-            }
-            let mut order = RngStream::new(0, &format!("limit/{}", split.name())).permutation(count);
-            order.truncate(limit);
-            order
-        });
-        Self { data, chosen }
+        Self { data, chosen: Split::ALL.map(|split| drawn(split, data.len(split), limit)) }
     }
 
     /// The same without what does not fill a batch of `batch` at the end of the test split, as models are tested; a split

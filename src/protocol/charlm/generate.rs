@@ -13,7 +13,7 @@ use super::request::CharLmRequest;
 use crate::train::checkpoint::Checkpoint;
 use effattn_data::corpus::CharCorpus;
 use effattn_kernel::device::rng::RngStream;
-use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel};
+use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel, block_within};
 use effattn_record::config::settings::Settings;
 
 /// What a checkpoint says about its model.
@@ -45,8 +45,8 @@ impl Description {
 
     /// The model, for segments and a cache as long as those of its phase.
     pub fn model(&self) -> Result<Box<dyn CausalArchitecture>> {
-        let (spec, len) = (&self.request.spec, self.phase()?.len as usize);
-        Ok(spec.resolve_causal(&spec.choice()?, self.vocab)?.resized(len, len))
+        let len = self.phase()?.len as usize;
+        Ok(self.request.model(self.vocab)?.resized(len, len))
     }
 
     /// Makes sure that `corpus` has the symbols that the model was trained on.
@@ -183,8 +183,8 @@ struct SymbolFeed<'a> {
 impl<'a> SymbolFeed<'a> {
     fn start(model: &'a dyn CausalModel, config: &dyn CausalArchitecture) -> Result<Self> {
         let cached = config.cached() > 0;
-        // short blocks make every symbol cheap; segments of the mechanisms divide 64
-        let block = if cached { config.max_len().min(64) } else { config.max_len() };
+        // short blocks make every symbol cheap
+        let block = if cached { block_within(config, 64) } else { config.max_len() };
         Ok(Self { model, cache: model.start(1)?, pending: Vec::new(), block, cached })
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use super::request::{CharLmRequest, load};
+use super::request::{CharLmRequest, load, model};
 use super::stored_input::stored_input;
 use super::worker::train;
 use super::{CharLm, PHASES};
@@ -21,6 +21,8 @@ use crate::protocol::training::{
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use effattn_data as data;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::causal::block_within;
 use effattn_model::family::character_lm;
 use effattn_record::Pass;
 use effattn_record::config::lists::{Batches, Layers, Lengths, Words};
@@ -28,6 +30,9 @@ use effattn_record::config::settings::Settings;
 
 /// Mechanism and rate of `--quick`.
 pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
+
+/// Most symbols of a block in which the test part is read behind a cache.
+const STREAM_BLOCK: usize = 256;
 
 /// Preset where nothing is said.
 const PRESET: &str = "charlm-small";
@@ -83,33 +88,35 @@ impl TrainingProtocol for CharLm {
         let planned = planned(settings, corpus)?;
         let first = planned[0];
         let spec = ModelSpec::new(entry, first.len, first.batch, Pass::Train, seed)?;
-        let (model, unsupported) =
-            resolve_or_unsupported(entry, |choice| spec.resolve_causal(choice, symbols.vocabulary))?;
-        let cached = model.as_ref().is_some_and(|model| model.cached() > 0);
+        let of = |choice: &MechanismChoice| model(&spec, choice, symbols.vocabulary, &planned);
+        let (model, unsupported) = resolve_or_unsupported(entry, of)?;
+        let whole = phases(&spec.preset, corpus).to_vec();
+        let test = |phases: &[Phase], windows: bool| {
+            let len = phases.last().map_or(first.len, |phase| phase.len);
+            let cached = model.as_ref().filter(|model| model.cached() > 0);
+            let cached = cached.map(|model| model.resized(len as usize, len as usize));
+            evaluation(len, windows, cached.map(|model| block_within(model.as_ref(), STREAM_BLOCK) as u64))
+        };
+        let evaluations = (test(&planned, settings.overlap.unwrap_or(false)), test(&whole, false));
         let model = model.map(|model| model as _).ok_or_else(|| unsupported.unwrap_or_default());
         for phase in &planned {
             micro_batches(settings, phase.batch, 1)?;
         }
-        let test = |phases: &[Phase], overlap: bool| {
-            let last = phases.last().map_or(first.len, |phase| phase.len);
-            evaluation(last, overlap || !cached, cached)
-        };
-        let whole = phases(&spec.preset, corpus).to_vec();
-        let request = |spec: ModelSpec, phases: Vec<Phase>, settings: &Settings| CharLmRequest {
+        let request = |spec: ModelSpec, phases: Vec<Phase>, evaluation, settings: &Settings| CharLmRequest {
             corpus: corpus.to_owned(),
             spec,
             accumulate: settings.accumulate.unwrap_or(1),
             every: settings.every.unwrap_or_else(|| EVERY.min(phases[0].steps.div_ceil(10)).max(1)),
             limit: settings.limit,
-            evaluation: test(&phases, settings.overlap.unwrap_or(false)),
+            evaluation,
             allow_partial: settings.allow_partial.unwrap_or(false),
             phases,
         };
         let work = |phase: &Phase| 3.0 * flops(&model, phase.len) * (phase.batch * phase.steps) as f64;
         let work = planned.iter().map(work).sum();
         let usual = ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) };
-        let usual = request(usual, whole, &Settings::NONE);
-        let request = request(spec, planned, settings);
+        let usual = request(usual, whole, evaluations.1, &Settings::NONE);
+        let request = request(spec, planned, evaluations.0, settings);
         let (metric, unit) = (request.evaluation.metric(), "bit");
         let differs = Some(differences(&request));
         Ok(PlannedRun { metric, unit, request, usual, model, differs, work })
@@ -179,15 +186,14 @@ fn planned(settings: &Settings, corpus: &str) -> Result<Vec<Phase>, PlanError> {
     Ok(all)
 }
 
-/// A stream behind a cache of four segments as published (32768 behind 8192), or windows of that length; without a
-/// cache windows of the length that was trained.
-fn evaluation(len: u64, windows: bool, cached: bool) -> Evaluation {
-    let whole = if cached { 4 * len } else { len };
+/// A stream in blocks of `block` behind a cache of four segments as published (32768 behind 8192), or windows of that length;
+/// where there is no cache and no `block`, windows of the length that was trained.
+fn evaluation(len: u64, windows: bool, block: Option<u64>) -> Evaluation {
     let step = (512 * len / LAST_LEN).max(64).min(len.div_ceil(2));
-    match windows {
-        true if cached => Evaluation::Overlap { window: whole, step },
-        true => Evaluation::Overlap { window: whole, step: len.div_ceil(2) },
-        false => Evaluation::Stream { block: len.min(256), cache: whole },
+    match block {
+        Some(_) if windows => Evaluation::Overlap { window: 4 * len, step },
+        Some(block) => Evaluation::Stream { block, cache: 4 * len },
+        None => Evaluation::Overlap { window: len, step: len.div_ceil(2) },
     }
 }
 
@@ -248,5 +254,36 @@ mod tests {
         let all: Vec<(String, usize)> = cells.iter().map(|cell| (cell.row.label(), window(cell))).collect();
         let expected = [("ls", 512), ("ls:w=8", 8), ("ls:dual_ln=false", 512)];
         assert_eq!(all, expected.map(|(label, window)| (label.to_owned(), window)));
+    }
+
+    fn cells(model: &str, lens: &[u64]) -> Vec<Cell> {
+        let len = Some(Lengths(lens.to_vec()));
+        let settings = Settings { task: Some(Words(vec!["sample".into()])), len, ..Settings::NONE };
+        let flags = GridFlags { settings, model: Some(model.parse().unwrap()), ..GridFlags::default() };
+        Protocol::cells(&CharLm, &crate::protocol::resolve(&flags, &CharLm).unwrap(), 1).unwrap()
+    }
+
+    fn requests(model: &str, lens: &[u64]) -> Vec<CharLmRequest> {
+        let request = |cell: Cell| serde_json::from_value(cell.request).unwrap();
+        cells(model, lens).into_iter().map(request).collect()
+    }
+
+    #[test]
+    fn all_phases_have_the_parameters_of_the_longest() {
+        for request in requests("aft-local,mega,cosformer", &[64, 128]) {
+            let model = request.model(30).unwrap();
+            let [short, long] = [64, 128].map(|len| model.resized(len, len).parameters().unwrap());
+            assert_eq!(short, long, "{}", request.spec.model);
+        }
+    }
+
+    #[test]
+    fn lengths_that_a_mechanism_cannot_go_on_from_are_refused_before_training() {
+        let reason = cells("ls", &[64, 100]).remove(0).row.error.unwrap();
+        assert!(reason.contains("100 cached positions are not a multiple of l=16"), "{reason}");
+        let request = requests("ls:w=16,l=48,r=1", &[288]).remove(0);
+        assert_eq!(request.evaluation, Evaluation::Stream { block: 240, cache: 1152 });
+        let request = requests("ls", &[512]).remove(0);
+        assert_eq!(request.evaluation, Evaluation::Stream { block: 256, cache: 2048 });
     }
 }

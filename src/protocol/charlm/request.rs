@@ -11,6 +11,9 @@ use crate::protocol::training::{RequestInfo, TrainingRequest};
 use effattn_data as data;
 use effattn_data::corpus::CharCorpus;
 use effattn_data::{DataError, LoadOptions};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::causal::{self, CausalArchitecture};
+use effattn_model::family::{ModelRequest, ResolveError};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +33,24 @@ pub struct CharLmRequest {
     pub evaluation: Evaluation,
     /// Whether an incomplete corpus may be used.
     pub allow_partial: bool,
+}
+
+impl CharLmRequest {
+    /// Its model, for segments of the first phase.
+    pub fn model(&self, vocab: usize) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
+        model(&self.spec, &self.spec.choice()?, vocab, &self.phases)
+    }
+}
+
+/// The model that predicts the next of `vocab` symbols in every one of `phases`, for segments of the first.
+pub fn model(
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+    vocab: usize,
+    phases: &[Phase],
+) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
+    let lens: Vec<usize> = phases.iter().map(|phase| phase.len as usize).collect();
+    causal::resolve_for(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) }, &lens)
 }
 
 /// The corpus called `name` in `dir`.

@@ -39,7 +39,7 @@ pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
     let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
     context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
-    let config = spec.resolve_causal(&spec.choice()?, corpus.vocabulary)?;
+    let config = request.model(corpus.vocabulary)?;
     let laboratory = TrainingDevice::open(spec, context)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
@@ -53,7 +53,7 @@ pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
         curve.extend(state.curve.iter().map(shift));
         before += request.phases[index].steps;
     }
-    let peak = laboratory.peak();
+    let peak = laboratory.training_peak();
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
     run(request.phases.len() - 1).test((selected, selected.step == before), peak)
 }

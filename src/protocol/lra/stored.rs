@@ -6,7 +6,7 @@ use anyhow::anyhow;
 
 use super::request::{LraRequest, model_for};
 use super::weights::{READING, StoredWeights};
-use super::worker::Reader;
+use super::worker::{Reader, test_batches};
 use super::{ACCURACY, EVAL};
 use crate::protocol::definition::Prepared;
 use crate::protocol::grid::{Grid, GridFlags, PlanError, tasks};
@@ -119,8 +119,7 @@ impl StoredRuns {
         let limited =
             LimitedDataset::new(&documents, request.limit.map_or(usize::MAX, |limit| limit as usize));
         let count = limited.len(Split::Test);
-        let batch = (request.spec.batch as usize).clamp(1, count.max(1));
-        let batches = (0..count).step_by(batch).map(|from| (from..count.min(from + batch)).collect());
+        let batches = test_batches(count, request.spec.batch as usize, true);
         let reader = Reader {
             keep: request.keep as usize,
             len: request.spec.len as usize,

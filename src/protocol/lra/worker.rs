@@ -18,6 +18,7 @@ use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
+use effattn_data::own::is_own;
 use effattn_data::subset::{Change, LimitedDataset, Perturbed};
 use effattn_data::{Dataset, Split};
 use effattn_model::batch::Batch;
@@ -40,7 +41,7 @@ impl Reader<'_> {
         tasks::batch(data, (split, indices), (self.keep, self.len), self.device)
     }
 
-    /// Mean over the batches of loss and of accuracy, and how many examples that was.
+    /// Mean loss and accuracy over the examples, and how many examples that was.
     pub fn score(
         &self,
         (net, data, split): (&mut dyn Model, &dyn Dataset, Split),
@@ -67,6 +68,17 @@ struct LraTrainable<'a> {
     memo: Option<(u64, Vec<usize>)>,
     validation: BatchOrder,
     validation_memo: Option<(u64, Vec<usize>)>,
+    batch: usize,
+    /// Whether validation takes the examples that fill no batch, too.
+    every_example: bool,
+}
+
+/// `count` examples in their order in batches of `batch`, or in one where they fill none; what is left behind the last full
+/// batch makes one of its own where `rest` is set.
+pub(super) fn test_batches(count: usize, batch: usize, rest: bool) -> impl Iterator<Item = Vec<usize>> {
+    let batch = batch.clamp(1, count.max(1));
+    let end = if rest { count } else { count / batch * batch };
+    (0..end).step_by(batch).map(move |from| (from..end.min(from + batch)).collect())
 }
 
 impl Trainable for LraTrainable<'_> {
@@ -77,6 +89,10 @@ impl Trainable for LraTrainable<'_> {
     }
 
     fn evaluate(&mut self, number: u64) -> Candle<EvalScore> {
+        if self.every_example {
+            let batches = test_batches(self.data.len(Split::Validation), self.batch, true);
+            return Ok(self.reader.score((self.net.as_mut(), &self.data, Split::Validation), batches)?.0);
+        }
         let (order, mut memo) = (self.validation, self.validation_memo.take());
         let (first, count) = match self.recipe.batches {
             Some(count) => (number * count.min(order.per_epoch()), count.min(order.per_epoch())),
@@ -163,6 +179,8 @@ impl Experiment for LraExperiment<'_> {
             memo: None,
             validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,
             validation_memo: None,
+            batch: spec.batch as usize,
+            every_example: is_own(&self.job.request.task),
             data,
         }))
     }
@@ -213,7 +231,7 @@ impl<'a> LraExperiment<'a> {
         LimitedDataset::new(self.data.as_ref(), limit)
     }
 
-    /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
+    /// The test split in order, of the papers' tasks its full batches; changed by `change` where something is said.
     pub fn test(
         &self,
         trained: &mut Tested,
@@ -234,9 +252,8 @@ impl<'a> LraExperiment<'a> {
             Some(perturbed) => perturbed,
             None => &limited,
         };
-        let count = data.len(Split::Test);
-        let batch = (request.spec.batch as usize).clamp(1, count.max(1));
-        let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
+        let batch = request.spec.batch as usize;
+        let batches = test_batches(data.len(Split::Test), batch, is_own(&request.task));
         Ok(self.reader().score((net, data, Split::Test), batches)?)
     }
 
@@ -259,7 +276,8 @@ impl<'a> LraExperiment<'a> {
             Some(net) => self.score(net.as_mut(), None)?.0,
             None => test,
         };
-        let limited = self.limited().in_whole_batches(self.job.request.spec.batch as usize);
+        let LraRequest { task, spec, .. } = &self.job.request;
+        let limited = self.limited().in_whole_batches(if is_own(task) { 1 } else { spec.batch as usize });
         let mut measures = vec![
             MetricValue::new("accuracy", "%", test.value),
             MetricValue::new("loss", "nat", test.loss),

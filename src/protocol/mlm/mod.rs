@@ -1,4 +1,4 @@
-//! `mlm`: masked language models, RoBERTa's encoder around any bidirectional mechanism (cosFormer Table 1 and Figure 4;
+//! `mlm`: masked language models, RoBERTa's encoder around a bidirectional mechanism (cosFormer Table 1 and Figure 4;
 //! `docs/spec/SPEC-text.md` sections 6, 7 and 10).
 //!
 //! One worker trains one cell. Its folder ends up with weights, configuration and tokenizer in Hugging Face's layout.

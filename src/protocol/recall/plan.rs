@@ -108,7 +108,7 @@ impl TrainingProtocol for Recall {
                 ..spec.default_spec(&spec.preset)
             },
         };
-        let every = settings.every.unwrap_or(recipe.every.min(steps.div_ceil(4)).max(1));
+        let every = settings.every.unwrap_or_else(|| recipe.epoch(steps));
         let limit = settings.limit;
         let request = RecallRequest {
             task: task.to_owned(),
@@ -213,6 +213,6 @@ fn differences(request: &RecallRequest, usual: &RecallRequest, recipe: &Recipe) 
     all.model(&request.spec);
     all.settings.extend(request.layers.as_ref().map(|layers| format!("layers {}", layers.join(","))));
     all.settings.extend(request.limit.map(|limit| format!("at most {limit} examples of a segment")));
-    all.note("every", request.every, usual.every.min(request.steps.div_ceil(4)).max(1));
+    all.note("updates between evaluations", request.every, recipe.epoch(request.steps));
     all
 }

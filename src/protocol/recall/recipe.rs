@@ -300,12 +300,18 @@ impl Recipe {
         })
     }
 
-    /// AdamW, which decays every parameter, and the schedule of a run of `steps` with epochs of `every` at `rate`.
-    pub fn training(&self, rate: f64, steps: u64, every: u64) -> (AdamW, Schedule) {
+    /// Updates of an epoch of a run of `steps`, after which it is evaluated where nothing else is said: a short run has four.
+    pub fn epoch(&self, steps: u64) -> u64 {
+        self.every.min(steps.div_ceil(4)).max(1)
+    }
+
+    /// AdamW, which decays every parameter, and the schedule of a run of `steps` at `rate`.
+    pub fn training(&self, rate: f64, steps: u64) -> (AdamW, Schedule) {
+        let epoch = self.epoch(steps);
         let optimizer = AdamW { beta2: 0.999, eps: 1e-8, weight_decay: self.decay, clip: None };
         let schedule = match self.shape {
             Shape::EpochCosine => {
-                Schedule::EpochCosine { base_lr: rate, epoch: every, epochs: steps.div_ceil(every) }
+                Schedule::EpochCosine { base_lr: rate, epoch, epochs: steps.div_ceil(epoch) }
             }
             Shape::WarmupCosine => {
                 let warmup = (steps / 10).max(1);
@@ -447,11 +453,11 @@ mod tests {
     fn rates_start_and_end_as_they_should() {
         let small = Recipe::find("recall-small", "mqar").unwrap();
         assert_eq!((small.rates.len(), small.rates[0], small.rates[7]), (8, 3e-4, 3e-2));
-        let (_, schedule) = small.training(1e-3, small.steps, small.every);
+        let (_, schedule) = small.training(1e-3, small.steps);
         assert_eq!((schedule.at(0).lr, schedule.at(187).lr), (1e-3, 1e-3), "one rate per epoch");
         let expected = 1e-3 * 0.5 * (1.0 + (std::f64::consts::PI / 30.0).cos());
         assert!((schedule.at(188).lr - expected).abs() < 1e-12);
-        let (_, schedule) = Recipe::find("tracking", "parity").unwrap().training(1e-3, 20_000, 100);
+        let (_, schedule) = Recipe::find("tracking", "parity").unwrap().training(1e-3, 20_000);
         assert_eq!(schedule.at(0).lr, 0.0);
         assert!((schedule.at(1000).lr - 5e-4).abs() < 1e-12 && (schedule.at(2000).lr - 1e-3).abs() < 1e-9);
         assert!(schedule.at(19_999).lr < 1.1e-6);

@@ -75,7 +75,7 @@ pub fn train(job: &Job<RecallRequest>) -> Result<TrainingResult, CellFailure> {
     let device = TrainingDevice::open(&request.spec, job.context)?;
     let setup = Setup { job, task, recipe, config, device };
     let tried = setup.try_rates()?;
-    let peak_bytes = setup.device.peak();
+    let peak_bytes = setup.device.training_peak();
     let best = selection::best(tried.iter().filter_map(|tried| Some((tried, tried.best()?))));
     let Some((chosen, selected)) = best else {
         return Err(CellFailure::new(Outcome::Diverged, "training diverged at every rate"));
@@ -301,10 +301,7 @@ impl Experiment for RateExperiment<'_> {
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        let RecallRequest { steps, every, .. } = *self.setup.request();
-        // an epoch of the schedule is the protocol's, whatever is evaluated between
-        let epoch = if every < self.setup.recipe.every { every } else { self.setup.recipe.every };
-        let (optimizer, schedule) = self.setup.recipe.training(self.rate, steps, epoch);
+        let (optimizer, schedule) = self.setup.recipe.training(self.rate, self.setup.request().steps);
         Ok((optimizer.into(), schedule))
     }
 

@@ -1,6 +1,7 @@
 //! What every training worker does, whatever is trained: opens the device, goes on from a checkpoint or begins, trains
 //! to the end, and hands over the weights that are tested. A protocol says the rest as an [`Experiment`].
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Result as Candle};
@@ -34,6 +35,8 @@ pub struct TrainingDevice {
     backend: Backend,
     /// Live bytes before, where they are counted.
     before: Option<usize>,
+    /// Whether steps were made.
+    trained: AtomicBool,
 }
 
 impl TrainingDevice {
@@ -42,7 +45,7 @@ impl TrainingDevice {
         choose_kernels(spec, conditions);
         let backend = Backend::open(spec.device)?;
         let before = (spec.device == DeviceName::Cpu).then(alloc::live);
-        Ok(Self { backend, before })
+        Ok(Self { backend, before, trained: AtomicBool::new(false) })
     }
 
     /// The device.
@@ -53,6 +56,11 @@ impl TrainingDevice {
     /// Most live bytes so far above those before; nothing on devices whose memory is not counted.
     pub fn peak(&self) -> Option<u64> {
         Some(alloc::peak().saturating_sub(self.before?) as u64)
+    }
+
+    /// The same after training; nothing where all steps had been made before, by another process.
+    pub fn training_peak(&self) -> Option<u64> {
+        self.peak().filter(|_| self.trained.load(Relaxed))
     }
 }
 
@@ -146,7 +154,7 @@ pub fn train(
     experiment: &impl Experiment,
 ) -> Result<(TrainedWeights, Option<u64>), CellFailure> {
     EarlierPhases::default().train(laboratory, experiment)?;
-    let peak_bytes = laboratory.peak();
+    let peak_bytes = laboratory.training_peak();
     Ok((TrainedWeights::read(&experiment.files(), experiment)?, peak_bytes))
 }
 
@@ -190,6 +198,7 @@ impl EarlierPhases<'_> {
         let course = LoopConfig { steps, eval_every, save_interval: experiment.job().context.save(), enough };
         let what = (&course, &files, &description);
         let place: (u64, &dyn Fn(&EvalPoint) -> EvalPoint) = (self.steps, &|point| self.placed(point));
+        laboratory.trained.store(true, Relaxed);
         run_training(experiment.job().link, (&mut trainer, learner.as_mut(), &mut state), what, place)?;
         Ok(state)
     }

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::recipe::Recipe;
 use crate::train::order::BatchOrder;
 use effattn_data::images::ImageSet;
+use effattn_data::images::limited::LimitedImages;
 use effattn_data::images::transform::{IMAGENET, evaluated, normalised};
 use effattn_data::{DataError, Split};
 use effattn_kernel::device::rng::RngStream;
@@ -84,6 +85,11 @@ impl Loader {
         Ok(Self { set, recipe, size, seed, leave_out, left_out: Arc::default(), pool: Arc::new(pool) })
     }
 
+    /// The same with at most `limit` images of each split, drawn once.
+    pub fn limited(&self, limit: u64) -> Self {
+        Self { set: Arc::new(LimitedImages::new(self.set.clone(), limit as usize)), ..self.clone() }
+    }
+
     /// Planes and classes of `indices`, made by `make`; broken images are left out where that is allowed.
     fn gather(
         &self,
@@ -143,9 +149,9 @@ impl Loader {
         Ok(Made { pixels, labels: Labels::Classes(labels), size: self.size })
     }
 
-    /// All of the first `count` images of `split` in batches of `batch`, made ahead.
-    pub fn evaluation(&self, split: Split, count: usize, batch: usize) -> Ahead<(), Made> {
-        let (loader, batch) = (self.clone(), batch.max(1));
+    /// All images of `split` in batches of `batch`, made ahead.
+    pub fn evaluation(&self, split: Split, batch: usize) -> Ahead<(), Made> {
+        let (loader, batch, count) = (self.clone(), batch.max(1), self.set.len(split));
         let chunks =
             (0..count).step_by(batch).map(move |from| (from..(from + batch).min(count)).collect::<Vec<_>>());
         Ahead::new(chunks.map(move |indices| ((), loader.evaluate(split, &indices))))
@@ -230,7 +236,7 @@ mod tests {
         }
         assert!(ahead.at(&(9, 9)).is_none(), "another place is made at once");
         let counts: Vec<usize> =
-            loader.evaluation(Split::Test, 10, 4).map(|made| made.unwrap().len()).collect();
+            loader.limited(10).evaluation(Split::Test, 4).map(|made| made.unwrap().len()).collect();
         assert_eq!(counts, [4, 4, 2]);
     }
 

@@ -103,7 +103,11 @@ impl TrainingProtocol for Vision {
         let usual = ModelSpec { len: usual, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
         let (usual, request) = (request(usual, &Settings::NONE)?, request(spec, settings)?);
         check_also(&request)?;
-        let differs = (!evaluates).then(|| differences(&request, &usual, &recipe));
+        let differs = if evaluates {
+            settings.limit.map(|limit| ProtocolDiff { settings: vec![limited(limit)], steps: (0, 0) })
+        } else {
+            Some(differences(&request, &usual, &recipe))
+        };
         let work = 3.0 * flops(&model, len) * batch as f64 * request.steps as f64;
         Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
     }
@@ -208,6 +212,11 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     }
 }
 
+/// A limit in words.
+fn limited(limit: u64) -> String {
+    format!("{limit} images of each split")
+}
+
 /// What `request` does otherwise than the recipe.
 fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) -> ProtocolDiff {
     let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, usual.steps) };
@@ -216,9 +225,7 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
     all.note("batch", request.spec.batch, usual.spec.batch);
     all.note("rate", request.rate, usual.rate);
     all.model(&request.spec);
-    if let Some(limit) = request.limit {
-        all.settings.push(format!("{limit} images of each split"));
-    }
+    all.settings.extend(request.limit.map(limited));
     all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
     all
 }

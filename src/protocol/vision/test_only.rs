@@ -25,7 +25,7 @@ pub struct TestSetResult {
     pub hash: String,
 }
 
-/// Tests `net` on the first `limit` images of every part of `challenge`, read by `loader` in batches of `batch`. `trained`
+/// Tests `net` on `limit` images of every part of `challenge`, read by `loader` in batches of `batch`. `trained`
 /// are the classes where they are known; `tell` hears what is done.
 pub fn tested(
     challenge: &TestOnlySet,
@@ -43,11 +43,11 @@ pub fn tested(
         let set = challenge.open(&root, &part, trained).map_err(Error::wrap)?;
         content.field(set.hash().as_bytes());
         let answer = set.answer().unwrap_or_else(|| (challenge.answer)());
-        let count = set.len(Split::Test).min(limit.unwrap_or(u64::MAX) as usize);
-        let mut loader = Loader { set, ..loader.clone() };
+        let loader = Loader { set, ..loader.clone() };
+        let mut loader = limit.map_or_else(|| loader.clone(), |limit| loader.limited(limit));
         loader.recipe.evaluated = challenge.evaluated;
         let (mut right, mut tested) = (0, 0);
-        for made in loader.evaluation(Split::Test, count, batch) {
+        for made in loader.evaluation(Split::Test, batch) {
             let made = made?;
             if made.is_empty() {
                 continue; // all of them were left out

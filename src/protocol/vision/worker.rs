@@ -41,6 +41,8 @@ pub struct VisionExperiment<'a> {
     laboratory: TrainingDevice,
     model: ImageClassifier,
     recipe: Recipe,
+    /// Training images that are there, used or not.
+    there: usize,
 }
 
 /// What is trained, as the loop sees it.
@@ -150,8 +152,10 @@ impl<'a> VisionExperiment<'a> {
         let recipe = recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
         let laboratory = TrainingDevice::open(&request.spec, job.context)?;
         let what = (request.spec.len as usize, request.spec.seed);
+        let there = set.len(Split::Train);
         let loader = Loader::new(set, recipe, what, request.allow_partial)?;
-        Ok(Self { job, loader, laboratory, model, recipe })
+        let loader = request.limit.map_or_else(|| loader.clone(), |limit| loader.limited(limit));
+        Ok(Self { job, loader, laboratory, model, recipe, there })
     }
 
     fn parts(&self) -> usize {
@@ -160,8 +164,7 @@ impl<'a> VisionExperiment<'a> {
 
     /// Images of `split` that are used.
     fn count(&self, split: Split) -> usize {
-        let all = self.loader.set.len(split);
-        self.job.request.limit.map_or(all, |limit| all.min(limit as usize))
+        self.loader.set.len(split)
     }
 
     /// Images that are computed at a time.
@@ -171,7 +174,7 @@ impl<'a> VisionExperiment<'a> {
 
     fn scores(&self, net: &mut ImageModel, split: Split) -> Candle<Vec<effattn_model::family::Metric>> {
         let device = self.laboratory.device();
-        let made = self.loader.evaluation(split, self.count(split), self.batch());
+        let made = self.loader.evaluation(split, self.batch());
         // a batch whose images were all left out has nothing to score
         let filled = made.filter(|made| made.as_ref().map_or(true, |made| !made.is_empty()));
         scores(net, filled.map(|made| made?.batch(device)))
@@ -298,10 +301,10 @@ impl<'a> VisionExperiment<'a> {
 
     /// Figure 6: means over images of the patch cosine behind every block.
     fn similarity(&self, net: &ImageModel) -> Candle<Vec<MetricValue>> {
-        let count = self.count(Split::Test).min(self.job.request.similarity as usize);
+        let some = self.loader.limited(self.job.request.similarity);
         let mut sums: Vec<[f64; 2]> = Vec::new();
         let mut images = 0;
-        for made in self.loader.evaluation(Split::Test, count, self.batch().min(16)) {
+        for made in some.evaluation(Split::Test, self.batch().min(16)) {
             let made = made?;
             if made.is_empty() {
                 continue;
@@ -329,7 +332,7 @@ impl<'a> VisionExperiment<'a> {
     }
 
     fn done(&self, measures: Vec<MetricValue>, peak_bytes: Option<u64>) -> TrainingResult {
-        let there = self.loader.set.len(Split::Train);
+        let there = self.there;
         let published = images::source(&self.job.request.task).ok().and_then(|source| source.published);
         let share = published.map_or(1.0, |published| (there as f64 / published as f64).min(1.0));
         let differs = published

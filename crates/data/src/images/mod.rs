@@ -24,6 +24,7 @@ pub mod corrupt;
 pub mod decode;
 pub mod file_hashes;
 pub mod folder;
+pub mod limited;
 pub mod npy;
 pub mod rand_augment;
 pub mod relabelled;

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::causal::{CausalArchitecture, CausalModel};
+use super::word_lm::fixed_by_length;
 use super::{
     Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
 };
@@ -36,7 +37,8 @@ pub static FAMILY: Family = Family {
 fn presets() -> Vec<PresetInfo> {
     let entries = attention::entries();
     let set = entries.iter().flat_map(|entry| entry.in_models.language).map(|(knob, _)| *knob);
-    let knobs: Vec<&str> = set.collect();
+    let fixed = entries.iter().filter_map(|entry| entry.in_models.follows_length.map(|knob| knob.name()));
+    let knobs: Vec<&str> = set.chain(fixed).collect();
     let about = |preset: &CharLmPreset| {
         let CharLmPreset { name, title, description, source, .. } = *preset;
         let tasks = CORPORA.map(|(name, _)| name).to_vec();
@@ -49,7 +51,8 @@ fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>,
     Ok(Box::new(config(request)?))
 }
 
-/// The model that is asked for, not validated.
+/// The model that is asked for, not validated. A distance that would follow the length (cosFormer's M) is that of `request`, however
+/// short the segments are that the model is then given.
 pub fn config(request: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
     let preset = CharLmPreset::find(request.preset);
@@ -72,9 +75,13 @@ pub fn config(request: &ModelRequest) -> std::result::Result<CharLmConfig, Resol
     let entry = request.choice.entry;
     let given = request.choice.given();
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    let mut config = preset.model(entry, given, vocab).map_err(ResolveError::wrong)?;
-    request.sizes.apply(&mut config.backbone);
     let block = request.len.unwrap_or(preset.block);
+    let whole = block.to_string();
+    let fixed = fixed_by_length(request, block)?.map(|name| (name, whole.as_str()));
+    let config = preset.model(entry, fixed.into_iter().chain(given.clone()), vocab);
+    let mut config = config.map_err(ResolveError::wrong)?;
+    config.knobs = config.knobs.naming(given.map(|(name, _)| name));
+    request.sizes.apply(&mut config.backbone);
     Ok(config.at(block, request.cached.unwrap_or(preset.block.min(block))))
 }
 

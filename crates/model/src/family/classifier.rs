@@ -128,19 +128,19 @@ impl Model for Classifier {
     }
 }
 
-/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32); batches of a run have one size, and each counts
-/// once.
+/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32); training batches of a run have one size, and each
+/// counts once.
 pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Loss> {
     Ok(Loss::mean(cross_entropy(logits, labels)?.mean_all()?))
 }
 
-/// Loss and share of right decisions of a batch, which counts once.
+/// Loss and right decisions of a batch, in which every example counts once.
 pub fn classification_scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
     let logits = logits.detach();
-    let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.mean_all()?;
-    let loss = cross_entropy(&logits, labels)?.mean_all()?;
-    let metric = |name, value: Tensor| -> Result<Metric> {
-        Ok(Metric { name, sum: f64::from(value.to_scalar::<f32>()?), count: 1.0 })
+    let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.sum_all()?;
+    let loss = cross_entropy(&logits, labels)?.sum_all()?;
+    let metric = |name, sum: Tensor| -> Result<Metric> {
+        Ok(Metric { name, sum: f64::from(sum.to_scalar::<f32>()?), count: labels.elem_count() as f64 })
     };
     Ok(vec![metric("loss", loss)?, metric("accuracy", right)?])
 }

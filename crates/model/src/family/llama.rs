@@ -12,6 +12,7 @@
 use candle_core::{Device, Error, Result, Tensor};
 
 use super::causal::{Cache, CausalArchitecture, CausalModel};
+use super::word_lm::reaching;
 use super::{
     Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetDefaults, PresetInfo,
     ResolveError, StageCost, tasks_of,
@@ -121,13 +122,14 @@ fn config(request: &ModelRequest) -> std::result::Result<LlamaConfig, ResolveErr
     tasks_of(&ModelRequest { task: None, ..*request }, preset.about.name)?;
     let mut backbone = preset.backbone.clone();
     request.sizes.apply(&mut backbone);
+    let block = request.len.unwrap_or(1024);
     Ok(LlamaConfig {
         entry: request.choice.entry,
-        knobs: request.choice.knobs.clone(),
+        knobs: reaching(request, block)?,
         backbone,
         kv_heads: preset.kv_heads,
         vocab: request.vocab.unwrap_or(preset.vocab),
-        block: request.len.unwrap_or(1024),
+        block,
         theta: 10_000.0,
         eps: 1e-5,
         tied: true,

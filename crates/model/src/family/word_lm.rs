@@ -129,16 +129,26 @@ pub fn config(request: &ModelRequest) -> std::result::Result<WordLmConfig, Resol
 pub(super) fn reaching(request: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
     let entry = request.choice.entry;
     let given = request.choice.given();
-    let whole = block.to_string();
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    let asked = Knobs::parse(entry.name, entry.knobs, given.clone()).map_err(ResolveError::wrong)?;
+    let whole = block.to_string();
+    let fixed = fixed_by_length(request, block)?.map(|name| (name, whole.as_str()));
+    let knobs = Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given.clone()));
+    Ok(knobs.map_err(ResolveError::wrong)?.naming(given.map(|(name, _)| name)))
+}
+
+/// The knob of the mechanism that would follow the length of its input, where it has one that changes something.
+pub(super) fn fixed_by_length(
+    request: &ModelRequest,
+    block: usize,
+) -> std::result::Result<Option<&'static str>, ResolveError> {
+    let entry = request.choice.entry;
+    let given = request.choice.given();
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    let asked = Knobs::parse(entry.name, entry.knobs, given).map_err(ResolveError::wrong)?;
     // any shape of this length: where a setting of its own changes nothing, setting it would be refused
     let shape = Backbone::new(1, 64, 1, 64).shape(1, block, true);
     let idle = |name: &str| entry.without_effect(&asked, &shape).any(|idle| idle.knob == name);
-    let follows = entry.in_models.follows_length.map(|knob| knob.name()).filter(|name| !idle(name));
-    let fixed = follows.map(|name| (name, whole.as_str()));
-    let knobs = Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given.clone()));
-    Ok(knobs.map_err(ResolveError::wrong)?.naming(given.map(|(name, _)| name)))
+    Ok(entry.in_models.follows_length.map(|knob| knob.name()).filter(|name| !idle(name)))
 }
 
 impl Architecture for WordLmConfig {

@@ -19,6 +19,7 @@ use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use effattn_data as data;
+use effattn_data::own::is_own;
 use effattn_data::subset::LimitedDataset;
 use effattn_data::{Dataset, Split};
 use effattn_record::{FLOOR, Outcome, Row};
@@ -167,7 +168,7 @@ pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> 
 fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
     let task = cell.row.task.as_deref().unwrap_or_default();
     let limited = LimitedDataset::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
-    let limited = limited.in_whole_batches(test_batch(task));
+    let limited = limited.in_whole_batches(if is_own(task) { 1 } else { test_batch(task) });
     let mut row = cell.row.clone();
     let missing = super::tasks::missing(task, data.len(Split::Train));
     let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
@@ -185,7 +186,7 @@ pub fn kept(task: &str) -> usize {
     recipe.map_or(usize::MAX, |recipe| recipe.keep as usize)
 }
 
-/// Examples of a batch of the protocol: what does not fill one at the end of the test split is not tested.
+/// Examples of a batch of the protocol: what fills none at the end of a paper's test split is not tested.
 fn test_batch(task: &str) -> usize {
     let recipe = ["ls-lra", "lra-repo"].iter().find_map(|preset| recipe::find(preset, task, "").ok());
     recipe.map_or(1, |recipe| recipe.batch as usize)
