@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::export::Exports;
 use super::finish::print_tables;
 use super::stored_runs::StoredRun;
 use crate::run::manifest::Manifest;
-use crate::term::{self, Term};
+use crate::term::{self, Term, Warning};
 use effattn_record::report::compare::{ComparedRun, RunCalibration, RunMachine, compare_runs, differences};
 use effattn_record::{Row, csv, file, json};
 
@@ -37,7 +39,7 @@ pub struct Args {
     /// Compare with the rows that --save-baseline saved under this name
     #[arg(long, value_name = "NAME", value_parser = name)]
     baseline: Option<String>,
-    /// Save the rows under this name, for --baseline
+    /// Save the rows under this name, for --baseline; nothing is saved where --fail-if-regression fails
     #[arg(long, value_name = "NAME", value_parser = name)]
     save_baseline: Option<String>,
     /// Folder for baselines
@@ -66,9 +68,8 @@ fn name(text: &str) -> Result<String, String> {
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     args.exports.check()?;
-    let kept = |name: &str| args.baselines_dir.join(format!("{name}.csv"));
     let (before, now) = match (&args.rows[..], &args.baseline) {
-        ([now], Some(name)) => (Some(baseline(&kept(name), &args.baselines_dir, name)?), side(now)?),
+        ([now], Some(name)) => (Some(baseline(&args.baselines_dir, name)?), side(now)?),
         ([before, now], None) => (Some(side(before)?), side(now)?),
         ([now], None) => (None, side(now)?),
         _ => bail!("--baseline replaces the first of two ROWS; give only one"),
@@ -78,20 +79,34 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         "there is only one set of rows and nothing to compare it with; give a second one, --baseline NAME or --save-baseline NAME"
     );
     let code = match before {
-        Some(before) => beside(&before, &now, args, term)?,
-        None => 0,
+        Some(before) => beside(&before.runs, &now.runs, args, term),
+        None => Ok(0),
     };
-    if let Some(name) = &args.save_baseline {
-        let [ComparedRun { rows: now, .. }] = &now[..] else {
-            bail!("--save-baseline keeps the rows of one run; give one, or merge them: effattn merge")
-        };
-        let path = kept(name);
-        std::fs::create_dir_all(&args.baselines_dir)
-            .with_context(|| format!("--baselines-dir {}", args.baselines_dir.display()))?;
-        file::write(&path, csv::to_string(now)?.as_bytes()).with_context(|| path.display().to_string())?;
-        term.info(&format!("baseline {name}: {} rows in {}", now.len(), path.display()));
+    match &args.save_baseline {
+        Some(name) if matches!(code, Ok(0)) => save(now, &args.baselines_dir, name, term)?,
+        Some(name) => {
+            term.warn(&Warning::Other(format!("these rows are not saved as baseline {name}")));
+        }
+        None => {}
     }
-    Ok(code)
+    code
+}
+
+/// Saves the run of `now` as the baseline `name`, with its manifest: a later gate asks how steady the machine was.
+fn save(now: ComparedSide, folder: &Path, name: &str, term: &Term) -> Result<()> {
+    let ComparedSide { runs, mut manifests } = now;
+    let (Ok([ComparedRun { rows, .. }]), Some(manifest)) =
+        (<[ComparedRun; 1]>::try_from(runs), manifests.pop())
+    else {
+        bail!("--save-baseline keeps the rows of one run; give one, or merge them: effattn merge")
+    };
+    let path = folder.join(format!("{name}.json"));
+    std::fs::create_dir_all(folder).with_context(|| format!("--baselines-dir {}", folder.display()))?;
+    let count = rows.len();
+    let text = json::to_string(&json::Export { manifest, rows })?;
+    file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+    term.info(&format!("baseline {name}: {count} rows in {}", path.display()));
+    Ok(())
 }
 
 /// Prints `now` beside `before` and gives the exit code.
@@ -140,15 +155,38 @@ fn beside(before: &[ComparedRun], now: &[ComparedRun], args: &Args, term: &Term)
     Ok(term::FAILED)
 }
 
-/// The rows kept as `name`.
-fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<ComparedRun>> {
-    if path.is_file() {
-        return Ok(vec![measured(path)?]);
+/// The runs of one side, and the manifest of each: null where its rows come without one.
+struct ComparedSide {
+    runs: Vec<ComparedRun>,
+    manifests: Vec<Value>,
+}
+
+impl ComparedSide {
+    fn read<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        let (mut runs, mut manifests) = (Vec::new(), Vec::new());
+        for path in paths {
+            let json::Export { manifest, rows } = measured(path)?;
+            // of a run: an export of other programs has no such manifest
+            let machine =
+                Manifest::deserialize(&manifest).map_or_else(|_| RunMachine::default(), |it| machine(&it));
+            runs.push(ComparedRun { rows, machine });
+            manifests.push(manifest);
+        }
+        Ok(Self { runs, manifests })
+    }
+}
+
+/// The run kept as `name`; earlier versions kept rows without the manifest, as CSV.
+fn baseline(folder: &Path, name: &str) -> Result<ComparedSide> {
+    let kept = ["json", "csv"].map(|ending| folder.join(format!("{name}.{ending}")));
+    if let Some(path) = kept.iter().find(|path| path.is_file()) {
+        return ComparedSide::read([path.as_path()]);
     }
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let stem = |path: PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let mut names: Vec<String> = entries.filter_map(|entry| stem(entry.path())).collect();
     names.sort_unstable();
+    names.dedup();
     let known = if names.is_empty() {
         "there is none yet".to_owned()
     } else {
@@ -158,12 +196,10 @@ fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<ComparedRun>> 
 }
 
 /// The runs of one side: a path, or several joined by commas.
-fn side(path: &Path) -> Result<Vec<ComparedRun>> {
+fn side(path: &Path) -> Result<ComparedSide> {
     match path.to_str().filter(|text| text.contains(',') && !path.exists()) {
-        Some(list) => {
-            list.split(',').filter(|part| !part.is_empty()).map(|part| measured(Path::new(part))).collect()
-        }
-        None => Ok(vec![measured(path)?]),
+        Some(list) => ComparedSide::read(list.split(',').filter(|part| !part.is_empty()).map(Path::new)),
+        None => ComparedSide::read([path]),
     }
 }
 
@@ -178,28 +214,23 @@ fn machine(manifest: &Manifest) -> RunMachine {
     RunMachine { calibration, load: manifest.load_average, cores: manifest.machine["cores"].as_f64() }
 }
 
-/// The rows of a run folder or an exported file; of a run with what it says of its machine.
-fn measured(path: &Path) -> Result<ComparedRun> {
+/// The rows of a run folder or an exported file, and the manifest where there is one.
+fn measured(path: &Path) -> Result<json::Export> {
     if path.is_dir() {
-        let run = StoredRun::read(path)?;
-        let run = run.map(|run| ComparedRun { machine: machine(&run.manifest), rows: run.rows });
-        return run.with_context(|| {
+        let run = StoredRun::read(path)?.with_context(|| {
             format!("{} is not a run folder; give one with manifest.json and rows.csv", path.display())
-        });
+        })?;
+        return Ok(json::Export { manifest: serde_json::to_value(&run.manifest)?, rows: run.rows });
     }
     let text = file::read_to_string(path).with_context(|| {
         format!("{} cannot be read; give a run folder, its rows.csv or an exported file (effattn status lists runs)", path.display())
     })?;
     let place = || path.display().to_string();
     if path.extension().is_some_and(|extension| extension == "json") {
-        let export = json::from_str(&text).with_context(place)?;
-        // of a run: an export of other programs has no such manifest
-        let machine =
-            serde_json::from_value(export.manifest).map_or_else(|_| RunMachine::default(), |it| machine(&it));
-        return Ok(ComparedRun { rows: export.rows, machine });
+        return json::from_str(&text).with_context(place);
     }
     let rows = csv::from_str(&text).with_context(place)?;
-    Ok(ComparedRun { rows, machine: RunMachine::default() })
+    Ok(json::Export { manifest: Value::Null, rows })
 }
 
 #[cfg(test)]
@@ -207,6 +238,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::run::plan::Plan;
+    use crate::run::turn::Steadiness;
     use crate::term::{Color, Verbosity};
 
     #[derive(Parser)]
@@ -244,6 +277,40 @@ mod tests {
         ] {
             assert_eq!(said(line, folder.path()), Ok(code), "{line}");
         }
+    }
+
+    #[test]
+    fn a_baseline_keeps_what_the_run_says_of_its_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let gate = "--baseline main --fail-if-regression 5%";
+        assert_eq!(said("DIR/a.csv --save-baseline main", folder.path()), Ok(0));
+        assert_eq!(said(&format!("DIR/a.csv {gate}"), folder.path()), Ok(0));
+        let steadiness = Steadiness { seconds: 1.0, turns: 4, disturbed: 4, ..Steadiness::default() };
+        let manifest = Manifest { steadiness: Some(steadiness), ..Manifest::new(&Plan::default(), "id") };
+        let rows = csv::from_str(&std::fs::read_to_string(folder.path().join("a.csv")).unwrap()).unwrap();
+        let export = json::Export { manifest: serde_json::to_value(&manifest).unwrap(), rows };
+        std::fs::write(folder.path().join("d.json"), json::to_string(&export).unwrap()).unwrap();
+        assert_eq!(said("DIR/d.json --save-baseline main", folder.path()), Ok(0));
+        let refused = said(&format!("DIR/a.csv {gate}"), folder.path()).unwrap_err();
+        assert!(refused.contains("the gate cannot tell"), "{refused}");
+    }
+
+    #[test]
+    fn what_does_not_pass_replaces_no_baseline() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(said("DIR/a.csv --save-baseline main", folder.path()), Ok(0));
+        let kept = || std::fs::read(folder.path().join("main.json")).unwrap();
+        let before = kept();
+        let again = "DIR/b.csv --baseline main --save-baseline main";
+        let gated = format!("{again} --fail-if-regression 5%");
+        assert_eq!(said(&gated, folder.path()), Ok(term::FAILED));
+        assert_eq!(kept(), before);
+        assert_eq!(said(again, folder.path()), Ok(0));
+        assert_ne!(kept(), before, "without a gate it is replaced");
+        // as an earlier version kept it
+        std::fs::remove_file(folder.path().join("main.json")).unwrap();
+        std::fs::copy(folder.path().join("a.csv"), folder.path().join("main.csv")).unwrap();
+        assert_eq!(said(&gated, folder.path()), Ok(term::FAILED));
     }
 
     #[test]

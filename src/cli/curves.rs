@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::stored_runs::{StoredRun, trained_key};
+use super::stored_runs::{StoredRun, or_left_out, trained_key};
 use crate::protocol::curve::CellCurve;
 use crate::protocol::{self, Protocol};
 use crate::run::plan::{folder, key_word};
@@ -74,8 +74,8 @@ pub struct CurveChart {
 /// Rows, labels and evaluations of the curves of one chart.
 type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<(Option<f64>, Evaluation)>)>;
 
-/// Learning curves of the models of `rows`, by command and task.
-pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
+/// Learning curves of the models of `rows`, by command and task. One that is damaged is named and left out.
+pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Vec<CurveChart> {
     let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
     let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
     for run in runs {
@@ -88,10 +88,11 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
             let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
             let key = format!("{} {}{variant} {preset} s{seed}{settings}", key_word(task), row.model);
             let path = folder(&run.folder, &key).join("curve.csv");
-            if seen.contains(&key) || !path.is_file() {
+            if !path.is_file() || !seen.insert(key) {
                 continue;
             }
-            let points = read(&path).with_context(|| path.display().to_string())?;
+            let points = read(&path).with_context(|| path.display().to_string());
+            let points = or_left_out(points, "this learning curve");
             if points.is_empty() {
                 continue; // weights of another run were tested
             }
@@ -105,7 +106,6 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
             }
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
             groups.entry(group).or_default().push((row, traits(run, row, &points), points));
-            seen.insert(key);
         }
     }
     let curves = groups.into_iter().map(|((command, task, axis), curves)| {
@@ -117,7 +117,7 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
         let floor = floor(runs, &rows);
         CurveChart { command, task, axis, lines, floor }
     });
-    Ok(curves.collect())
+    curves.collect()
 }
 
 /// What the best simple rule reaches on the split that all of `rows` were tested on; nothing where they differ.
@@ -215,6 +215,8 @@ pub fn fell(all: &[CurveChart]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::manifest::Manifest;
+    use crate::run::plan::Plan;
 
     #[test]
     fn every_learning_rate_has_a_line_from_its_own_first_step() {
@@ -229,6 +231,27 @@ mod tests {
         std::fs::write(&path, text.replace(",rate", "").replace(",1e-3", "").replace(",1e-2", "")).unwrap();
         let all = lines("full", read(&path).unwrap());
         assert_eq!((all.len(), all[0].points.len(), all[0].label.as_str()), (1, 3, "full"));
+    }
+
+    #[test]
+    fn a_damaged_curve_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let row = Row {
+            task: Some("listops".into()),
+            preset: Some("ls-lra".into()),
+            seed: Some(1),
+            ..Row::new("lra", "full")
+        };
+        let plan = Plan { command: "lra".to_owned(), ..Plan::default() };
+        let manifest = Manifest::new(&plan, "id");
+        let run = StoredRun { folder: dir.path().to_owned(), manifest, rows: vec![row.clone()] };
+        let cell = folder(dir.path(), "listops full ls-lra s1");
+        std::fs::create_dir_all(&cell).unwrap();
+        for (text, curves) in [("1,2,1.5,50\n", 1), ("1,no number\n", 0), ("1\n", 0)] {
+            let head = "step,train_loss,validation_loss,validation_accuracy\n";
+            std::fs::write(cell.join("curve.csv"), format!("{head}{text}")).unwrap();
+            assert_eq!(of_runs(&[&run], std::slice::from_ref(&row)).len(), curves, "{text}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::curves;
 use super::report_overview;
 use super::stored_drawings;
 use super::stored_runs::{
-    StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, step_samples,
+    StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, or_left_out, step_samples,
 };
 use crate::protocol;
 use crate::protocol::definition::ResultView;
@@ -91,14 +91,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
-    let suite = args.suite.as_deref().map(Suite::load).transpose()?;
     let runs = StoredRun::find_all(&args.results)?;
-    let document = document(&Stored { runs: &runs, root: &args.results }, args.suite.as_deref(), args.brief)?;
+    let suite = args.suite.as_deref().map(|asked| suite_in_rows(asked, &runs)).transpose()?;
+    let name = suite.as_ref().map(|(name, _)| name.as_str());
+    let document = document(&Stored { runs: &runs, root: &args.results }, name, args.brief)?;
     if document.sections.is_empty() {
         let (what, command) = match &suite {
-            Some(suite) => {
-                (format!(" of suite {}", suite.name), format!("{} --suite {}", suite.protocol, suite.name))
-            }
+            Some((name, command)) => (format!(" of suite {name}"), command.clone()),
             None => (String::new(), "speed --quick".to_owned()),
         };
         bail!("no rows{what} under {}; measure first: effattn {command}", args.results.display());
@@ -139,6 +138,17 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     Ok(0)
 }
 
+/// What rows call the suite that is `asked` for, by its name or its file, and the words that run it. A name that rows have is
+/// known without its file.
+fn suite_in_rows(asked: &str, runs: &[StoredRun]) -> Result<(String, String)> {
+    let mut rows = runs.iter().flat_map(|run| &run.rows);
+    let (name, protocol) = match rows.find(|row| row.suite.as_deref() == Some(asked)) {
+        Some(row) => (asked.to_owned(), row.protocol.clone()),
+        None => Suite::load(asked).map(|suite| (suite.name, suite.protocol))?,
+    };
+    Ok((name, format!("{protocol} --suite {asked}")))
+}
+
 /// Runs and the folder that they were found in.
 #[derive(Clone, Copy)]
 struct Stored<'a> {
@@ -151,7 +161,7 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
     let runs = stored.runs;
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), ..Document::default() };
-    let drawn = if suite.is_none() && !brief { stored_drawings::sections(stored.root)? } else { Vec::new() };
+    let drawn = if suite.is_none() && !brief { stored_drawings::sections(stored.root) } else { Vec::new() };
     if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
         document.sections = drawn;
         return Ok(document);
@@ -278,8 +288,13 @@ fn papers(stored: &Stored, only: Option<&str>) -> Result<(Vec<Section>, Vec<Sect
         section.link(|row| stored_at(&behind, row));
         if used.is_empty() { empty.push(section) } else { filled.push(section) }
     }
-    if let Some(first) = filled.iter_mut().chain(&mut empty).next() {
-        first.tables.last_mut().into_iter().for_each(|table| table.notes.insert(0, SIGNS.to_owned()));
+    // on the first table of every page
+    let mut explained: Vec<Part> = Vec::new();
+    for section in filled.iter_mut().chain(&mut empty).filter(|section| !section.tables.is_empty()) {
+        if !explained.contains(&section.part) {
+            explained.push(section.part);
+            section.tables.last_mut().into_iter().for_each(|table| table.notes.insert(0, SIGNS.to_owned()));
+        }
     }
     Ok((filled, empty))
 }
@@ -360,7 +375,7 @@ fn trained_section(title: String, (runs, root): (&[&StoredRun], &Path), rows: &[
     section.link(|row| stored_at(&behind, row));
     section.tables.extend(robustness::table(rows));
     section.tables.extend(published::reasons(rows));
-    let curves = curves::of_runs(&behind, rows)?;
+    let curves = curves::of_runs(&behind, rows);
     section.tables.extend(curves::fell(&curves));
     section.tables.extend(training_time::table(rows));
     section.charts = curves::charts(&curves)?;
@@ -377,7 +392,12 @@ fn measured((run, root): (&StoredRun, &Path), rows: &[Row], apart: bool, brief: 
         (Some(name), Some(_)) if !run.quick() && BUILTIN_SUITES.iter().any(|(known, _)| *known == name) => {
             Some(Suite::load(&name)?)
         }
-        (Some(name), Some(text)) if !run.quick() => Some(Suite::parse(&format!("{name}.toml"), text)?),
+        // a suite of one's own may be of a version that reads it otherwise
+        (Some(name), Some(text)) if !run.quick() => {
+            let read = Suite::parse(&format!("{name}.toml"), text).map(Some);
+            let named = || format!("the suite in {}", run.folder.join("manifest.json").display());
+            or_left_out(read.map_err(anyhow::Error::from).with_context(named), "its table")
+        }
         _ => None,
     };
     let reach = rows.iter().any(|row| row.metric == "longest_length");
@@ -409,11 +429,15 @@ fn measured((run, root): (&StoredRun, &Path), rows: &[Row], apart: bool, brief: 
     }
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
-    let references = reference::with_programs(rows, &reference::read(&run.folder)?);
+    let known =
+        reference::read(&run.folder).with_context(|| run.folder.join(reference::FILE).display().to_string());
+    let known = or_left_out(known, "the times of other programs");
+    let references = reference::with_programs(rows, &known);
     tables.extend(reference::tables(rows, &references));
     tables.extend(resident::table(rows));
     tables.extend(published::reasons(rows));
-    tables.extend(spread::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
+    let samples = or_left_out(step_samples(&run.folder), "percentiles of steps");
+    tables.extend(spread::percentiles(&samples).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
     let quick = if run.quick() { " (a quick run)" } else { "" };
     let machine = rows.first().and_then(|row| row.machine.as_deref()).filter(|_| apart);
@@ -450,7 +474,7 @@ fn missing(runs: &[StoredRun]) -> Result<Section> {
         let near = |row: &Row| {
             row.protocol == suite.protocol && row.preset == suite.base.preset && row.published.is_some()
         };
-        let why = if rows().any(near) { "partial (above); full table" } else { "not run; full table" };
+        let why = if rows().any(near) { "partial; full table" } else { "not run; full table" };
         let why = format!("{why}: effattn {} --suite {name}", suite.protocol);
         table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
     }
@@ -463,22 +487,4 @@ fn missing(runs: &[StoredRun]) -> Result<Section> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn few_steps_are_a_first_look() {
-        let row = |words: Option<&str>| Row { differs: words.map(str::to_owned), ..Row::new("lra", "ls") };
-        assert!(is_first_look(&row(Some("steps 40 (62400); rate 1e-3 (1e-4)"))));
-        assert!(!is_first_look(&row(Some("steps 800 (20000)"))) && !is_first_look(&row(None)));
-    }
-
-    #[test]
-    fn the_name_of_the_file_says_the_form() {
-        for (name, format) in [("r.html", Format::Html), ("r.HTM", Format::Html), ("r.md", Format::Markdown)]
-        {
-            assert_eq!(Format::of(Some(Path::new(name))), format, "{name}");
-        }
-        assert_eq!(Format::of(None), Format::Markdown);
-    }
-}
+mod tests;

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::stored_runs::{DEEPEST, StoredRun};
+use super::stored_runs::{DEEPEST, StoredRun, or_left_out};
 use crate::run::manifest::{Manifest, State};
 use effattn_record::matrix;
 use effattn_record::report::chart::{self, Shade};
 use effattn_record::report::document::{Section, Source};
 
-/// A section for the newest drawing of everything that was drawn below `root`, the oldest first.
-pub fn sections(root: &Path) -> Result<Vec<Section>> {
+/// A section for the newest drawing of everything that was drawn below `root`, the oldest first. One that is damaged is named
+/// and left out.
+pub fn sections(root: &Path) -> Vec<Section> {
     let mut newest: BTreeMap<String, (PathBuf, Manifest)> = BTreeMap::new();
     for (folder, manifest) in drawings(root, 0) {
         let what = format!("{:?} {}", folder.parent(), manifest.settings);
@@ -23,10 +24,11 @@ pub fn sections(root: &Path) -> Result<Vec<Section>> {
     }
     let mut all: Vec<(PathBuf, Manifest)> = newest.into_values().collect();
     all.sort_by(|a, b| (&a.1.start, &a.0).cmp(&(&b.1.start, &b.0)));
-    all.into_iter().map(|(folder, manifest)| section(folder, manifest, root)).collect()
+    let section = |(folder, manifest)| or_left_out(section(folder, manifest, root).map(Some), "this drawing");
+    all.into_iter().filter_map(section).collect()
 }
 
-/// Finished drawings in `folder` and below. A damaged one is passed over.
+/// Finished drawings in `folder` and below. One with a damaged manifest is passed over: who looks for runs names it.
 fn drawings(folder: &Path, depth: usize) -> Vec<(PathBuf, Manifest)> {
     if folder.join(matrix::INDEX).is_file() {
         let read = Manifest::read(folder).ok().flatten().filter(|manifest| manifest.state == State::Done);
@@ -46,7 +48,8 @@ fn section(folder: PathBuf, manifest: Manifest, root: &Path) -> Result<Section> 
     let (title, subtitle) = (text("title"), text("subtitle"));
     let title = if title.is_empty() { manifest.command.clone() } else { title };
     let shade = if name == "pattern" { Shade::Visible } else { Shade::Weight };
-    let chart = chart::matrices(&name, (&title, &subtitle), &matrices, shade)?;
+    let chart = chart::matrices(&name, (&title, &subtitle), &matrices, shade)
+        .with_context(|| folder.display().to_string())?;
     let files = folder.strip_prefix(root).unwrap_or(&folder).join(matrix::INDEX);
     let run = StoredRun { folder, manifest, rows: Vec::new() };
     let source = Source { rows: files.display().to_string(), ..run.source(root) };
@@ -83,12 +86,15 @@ mod tests {
         put("2", 2, "a", "newer", State::Done);
         put("3", 3, "b", "another", State::Done);
         put("4", 4, "b", "unfinished", State::Unfinished);
-        let all = sections(root.path()).unwrap();
+        put("5", 5, "c", "damaged", State::Done);
+        std::fs::write(root.path().join("attention/5/01-damaged.csv"), "no numbers").unwrap();
+        let all = sections(root.path());
         let svgs: Vec<&str> = all.iter().map(|section| section.charts[0].svg.as_str()).collect();
         assert_eq!(svgs.len(), 2);
         let named =
             |label: &str| svgs.iter().filter(|svg| svg.contains(&format!("data-name=\"{label}\""))).count();
-        assert_eq!(["older", "newer", "another", "unfinished"].map(named), [0, 1, 1, 0]);
+        let labels = ["older", "newer", "another", "unfinished", "damaged"];
+        assert_eq!(labels.map(named), [0, 1, 1, 0, 0]);
         assert!(all.iter().all(|section| section.title == "A title"));
         assert!(
             svgs[0].contains("[MAX") && all[0].sources[0].rows.ends_with("matrices.json"),

@@ -3,11 +3,13 @@
 mod latest;
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use super::command_line::command_line;
+use super::words;
 use crate::protocol;
 use crate::run::manifest::{Manifest, State};
 use crate::run::plan::sha256;
@@ -86,7 +88,7 @@ impl StoredRun {
         while let Some((folder, depth)) = folders.pop() {
             let found = match Self::without_rows(&folder) {
                 Err(error) if depth > 0 => {
-                    log::warn!("{} is left out: {error:#}", folder.display());
+                    log::warn!("{} is left out: {}", folder.display(), words(&error));
                     continue;
                 }
                 found => found?,
@@ -126,7 +128,7 @@ impl StoredRun {
             let folder = run.folder.clone();
             match run.with_rows().and_then(Self::finite) {
                 Err(error) if !alone => {
-                    log::warn!("{} is left out: {error:#}", folder.display());
+                    log::warn!("{} is left out: {}", folder.display(), words(&error));
                     None
                 }
                 read => Some(read),
@@ -143,12 +145,16 @@ impl StoredRun {
     }
 
     /// The words that were typed, without the command, the flags in `without`, and those that say how often, how long, where and into
-    /// which folder, and nothing of what is measured.
+    /// which folder or file, and nothing of what is measured.
     pub fn typed(&self, without: &[&str]) -> String {
-        const WITH_VALUE: [&str; 14] = [
+        const WITH_VALUE: [&str; 18] = [
             "-o",
             "--output-path",
             "--plots-dir",
+            "--export-json",
+            "--export-csv",
+            "--export-markdown",
+            "--color",
             "--data-dir",
             "--max-time",
             "--min-runs",
@@ -161,7 +167,8 @@ impl StoredRun {
             "--program",
             "--device",
         ];
-        const ALONE: [&str; 6] = ["--no-plot", "-q", "-v", "--quiet", "--allow-partial", "--fresh"];
+        const ALONE: [&str; 7] =
+            ["--no-plot", "-q", "-v", "--quiet", "--verbose", "--allow-partial", "--fresh"];
         let command = self.manifest.command.split(' ').count();
         let mut words = self.manifest.argv.iter().skip(command);
         let mut kept: Vec<&str> = Vec::new();
@@ -171,7 +178,7 @@ impl StoredRun {
                 if !word.contains('=') {
                     words.next();
                 }
-            } else if !ALONE.contains(&name) && !name.starts_with("--export") {
+            } else if !ALONE.contains(&name) {
                 kept.push(word);
             }
         }
@@ -199,8 +206,9 @@ impl StoredRun {
         protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.trains())
     }
 
-    /// What it measures, however often and however long: its settings and the mechanisms that were asked for.
+    /// What it measures, however often and however long: its settings, and the mechanisms and programs that were asked for.
     fn measures(&self) -> String {
+        const CHOSEN: [&str; 3] = ["--model", "--exclude", "--program"];
         const HOW_OFTEN: [&str; 5] = ["warmup", "runs", "min_runs", "max_time", "timeout"];
         let Manifest { settings, argv, device, .. } = &self.manifest;
         let mut settings = settings.clone();
@@ -214,7 +222,7 @@ impl StoredRun {
             };
             (0..argv.len()).filter_map(value).collect::<Vec<_>>()
         };
-        format!("{device} {settings} {:?}", ["--model", "--exclude"].iter().map(chosen).collect::<Vec<_>>())
+        format!("{device} {settings} {:?}", CHOSEN.iter().map(chosen).collect::<Vec<_>>())
     }
 
     /// Whether it was a first look: its rows enter no table and no figure of a paper.
@@ -233,7 +241,10 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
         machine: Option<String>,
     }
     let path = folder.join("samples.jsonl");
-    let Ok(text) = file::read_to_string(&path) else { return Ok(Vec::new()) };
+    let text = match file::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.with_context(|| path.display().to_string())?,
+    };
     let mut cells = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let line: Line = serde_json::from_str(line).with_context(|| path.display().to_string())?;
@@ -246,6 +257,14 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
         }
     }
     Ok(cells)
+}
+
+/// What was read of a file beside the rows; where it is damaged, that is said, and `what` a report has of it is left out.
+pub fn or_left_out<T: Default>(read: Result<T>, what: &str) -> T {
+    read.unwrap_or_else(|error| {
+        log::warn!("{}; left out: {what}", words(&error));
+        T::default()
+    })
 }
 
 #[cfg(test)]

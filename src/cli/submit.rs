@@ -1,5 +1,7 @@
 //! `effattn submit`: a command's cells as a job array of the scheduler that is there.
 
+mod kubernetes;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +19,7 @@ use crate::run::plan_file::PlanFile;
 use crate::run::shard::parent;
 use crate::term::{Term, clock};
 use effattn_record::config::units::{Bytes, Seconds};
+use effattn_record::config::unknown;
 use effattn_record::file;
 use effattn_record::text::plural;
 
@@ -45,6 +48,17 @@ enum Scheduler {
     Kubernetes,
     /// An array job for aws batch; --option queue=..., definition=...
     AwsBatch,
+}
+
+impl Scheduler {
+    /// Options that its files have a place for; none: its jobs take all.
+    fn options(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::Slurm => None,
+            Self::Kubernetes => Some(["image", "claim"]),
+            Self::AwsBatch => Some(["queue", "definition"]),
+        }
+    }
 }
 
 #[derive(clap::Args)]
@@ -97,6 +111,15 @@ fn option(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Makes sure that the scheduler's files have a place for every option.
+fn check_options(args: &Args) -> Result<()> {
+    let Some(known) = args.scheduler.options() else { return Ok(()) };
+    match args.option.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+        Some((key, _)) => bail!("--option: {}", unknown("key", key, known)),
+        None => Ok(()),
+    }
+}
+
 /// What jobs are written from.
 struct Job<'a> {
     args: &'a Args,
@@ -115,6 +138,7 @@ struct Job<'a> {
 }
 
 pub fn run(args: &Args, mut term: Term) -> Result<u8> {
+    check_options(args)?;
     let asked = asked(&args.command)?;
     let (plan, planned) = open_run::whole(&asked, &mut term)?;
     let cells = plan.cells.len() as u64;
@@ -311,62 +335,6 @@ echo \"array job $array, merge job ${{merge%%;*}}\"
             line(["merge", &shards]),
             line(["report", &shards])
         )
-    }
-
-    fn kubernetes(&self) -> Result<Vec<(&'static str, String)>> {
-        let (image, claim) = (self.needs("image", "registry/effattn:1")?, self.needs("claim", "results")?);
-        let count = self.args.shards;
-        let mut limits = json!({ "cpu": self.cpus.to_string(), "memory": format!("{}Mi", self.mebibytes()) });
-        if self.args.gpus > 0 {
-            limits["nvidia.com/gpu"] = self.args.gpus.to_string().into();
-        }
-        let pod = |command: Value, environment: Value| {
-            json!({ "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": WARNING,
-                "volumes": [{ "name": "work", "persistentVolumeClaim": { "claimName": claim } }],
-                "containers": [{
-                    "name": "effattn",
-                    "image": image,
-                    "workingDir": "/runs",
-                    "command": command,
-                    "env": environment,
-                    "resources": { "limits": limits, "requests": limits },
-                    "volumeMounts": [{ "name": "work", "mountPath": "/runs" }],
-                }],
-            }})
-        };
-        let name = format!("effattn-{}", self.name.to_lowercase().replace(['_', '.', '='], "-"));
-        let words: Vec<&str> = ["effattn"]
-            .into_iter()
-            .chain(self.words.iter().map(String::as_str))
-            .chain(["--shard", "auto"])
-            .collect();
-        let array = json!({
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": { "name": name },
-            "spec": {
-                "completions": count,
-                "parallelism": count,
-                "completionMode": "Indexed",
-                "backoffLimit": 6 * count,
-                "template": pod(json!(words), json!([{ "name": "COMPLETIONS", "value": count.to_string() }])),
-            },
-        });
-        let merge = json!({
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": { "name": format!("{name}-merge") },
-            "spec": { "template": pod(json!(["sh", "-c", self.merge_line()]), json!([])) },
-        });
-        let folder = self.folder.display();
-        let submit = format!(
-            "#!/bin/sh\n# Written by effattn submit.\nset -e\nkubectl apply -f '{folder}/array.json'\n\
-             kubectl wait --for=condition=complete --timeout=-1s job/{name}\nkubectl apply -f '{folder}/merge.json'\n"
-        );
-        let text = |job: &Value| Ok::<_, serde_json::Error>(serde_json::to_string_pretty(job)? + "\n");
-        Ok(vec![("array.json", text(&array)?), ("merge.json", text(&merge)?), ("submit.sh", submit)])
     }
 
     fn aws(&self) -> Result<Vec<(&'static str, String)>> {

@@ -269,6 +269,16 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_run_beside_it_stops_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let path = open(root.path(), &plan(), false).unwrap().path;
+        for damage in [b"{".as_slice(), b"{}\xff".as_slice()] {
+            std::fs::write(path.join("manifest.json"), damage).unwrap();
+            assert_ne!(open(root.path(), &plan(), false).unwrap().path, path, "{damage:?}");
+        }
+    }
+
+    #[test]
     fn a_held_run_names_its_holder() {
         let root = tempfile::tempdir().unwrap();
         let held = open(root.path(), &plan(), false).unwrap();

@@ -10,7 +10,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::plan::Plan;
 use super::turn::Steadiness;
-use super::{BUILD, RunError};
+use super::{BUILD, RunError, read_text};
 use effattn_kernel::device::alloc;
 use effattn_kernel::device::machine::{self, Machine};
 use effattn_record::file;
@@ -193,11 +193,7 @@ impl Manifest {
     /// Reads the manifest of `folder`; none if there is none.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = folder.join("manifest.json");
-        let text = match file::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(RunError::File { path, source }),
-        };
+        let Some(text) = read_text(&path)? else { return Ok(None) };
         let damaged =
             |error: serde_json::Error| RunError::Damaged { path: path.clone(), reason: error.to_string() };
         let value: Value = serde_json::from_str(&text).map_err(damaged)?;

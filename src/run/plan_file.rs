@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::RunError;
 use super::manifest::SCHEMA;
 use super::plan::Plan;
 use super::shard::{cost, distribute, without_shard};
+use super::{RunError, read_text};
 use effattn_record::file;
 
 /// The file's name.
@@ -65,11 +65,7 @@ impl PlanFile {
     /// Reads the plan in `folder`; none if there is none.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = folder.join(PLAN);
-        let text = match file::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(RunError::File { path, source }),
-        };
+        let Some(text) = read_text(&path)? else { return Ok(None) };
         let read: serde_json::Result<Self> = serde_json::from_str(&text);
         match read {
             Ok(plan) if plan.schema > SCHEMA => {

@@ -260,6 +260,30 @@ pub const COLUMNS: [&str; 41] = [
     "program",
 ];
 
+/// Settings that make no other cell: what has a column of its own, which says it for every row; what is measured or tested
+/// besides; and where files lie.
+const BESIDE: [&str; 17] = [
+    "device",
+    "dtype",
+    "kernel",
+    "threads",
+    "preset",
+    "batch",
+    "len",
+    "profile",
+    "accumulate",
+    "allow_partial",
+    "also",
+    "similarity",
+    "insertions",
+    "evaluation",
+    "from",
+    "folder",
+    "encoder",
+];
+/// Settings that say how often and how long steps are measured. (The `warmup` of a training is one of its learning rate.)
+const HOW_OFTEN: [&str; 5] = ["warmup", "runs", "min_runs", "max_time", "timeout"];
+
 /// So many columns have always been there; the ones behind them may be absent in older files.
 pub const FIRST_COLUMNS: usize = 35;
 
@@ -286,6 +310,18 @@ impl Row {
     /// The value of the setting `key`, if the row says it.
     pub fn setting(&self, key: &str) -> Option<&str> {
         self.each_setting().find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    /// Those of [`Self::each_setting`] that make it another cell than one without them, in a fixed order: `layers=8`, and not how
+    /// often it was measured.
+    pub fn defining_settings(&self) -> Vec<&str> {
+        let beside = |setting: &str| {
+            let key = setting.split_once('=').map_or(setting, |(key, _)| key);
+            BESIDE.contains(&key) || self.is_measured() && HOW_OFTEN.contains(&key)
+        };
+        let mut settings: Vec<&str> = self.each_setting().filter(|setting| !beside(setting)).collect();
+        settings.sort_unstable();
+        settings
     }
 
     /// A row of `protocol` for `model` with this build's version and nothing measured yet.
@@ -401,6 +437,17 @@ mod tests {
             assert!(text.len() < 20, "{text}");
         }
         assert_eq!((rounded(f64::INFINITY), rounded(2.0)), (None, Some(2.0)));
+    }
+
+    #[test]
+    fn how_often_a_cell_is_measured_makes_no_other_cell() {
+        let of = |protocol: &str, settings: &str| {
+            let row = Row { settings: Some(settings.to_owned()), ..Row::new(protocol, "ls") };
+            row.defining_settings().join(" ")
+        };
+        assert_eq!(of("speed", "max_time=1.0 runs=9 width=16 preset=ls-lra layers=1"), "layers=1 width=16");
+        assert_eq!(of("charlm", "warmup=20 from=a"), "warmup=20", "a learning rate's");
+        assert!(Row::new("speed", "ls").defining_settings().is_empty());
     }
 
     #[test]

@@ -145,6 +145,7 @@ fn usable(device: DeviceName, stop: &CancelToken) -> Result<()> {
 fn continued(whole: Record, folder: &Path, fresh: bool, campaign: &Campaign) -> Result<Record> {
     let found = match Record::read(folder) {
         Err(RunError::Damaged { .. }) if fresh => None,
+        Err(error @ RunError::Damaged { .. }) => bail!("{error}, or start the campaign over with --fresh"),
         found => found?,
     };
     let Some(mut found) = found else { return Ok(whole) };

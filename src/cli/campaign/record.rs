@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::description::Campaign;
-use crate::run::RunError;
 use crate::run::manifest::{SCHEMA, now};
 use crate::run::plan::sha256;
+use crate::run::{RunError, read_text};
 use effattn_kernel::device::machine::{self, Machine};
 use effattn_record::file;
 
@@ -153,11 +153,7 @@ impl Record {
     /// Reads the record in `folder`; none if there is none.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = path(folder);
-        let text = match file::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(RunError::File { path, source }),
-        };
+        let Some(text) = read_text(&path)? else { return Ok(None) };
         match serde_json::from_str::<Self>(&text) {
             Ok(record) if record.schema > SCHEMA => {
                 Err(RunError::Newer { path, found: record.schema, known: SCHEMA })

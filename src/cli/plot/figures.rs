@@ -28,7 +28,7 @@ pub fn draw(args: &Args, term: &Term) -> Result<()> {
     let trained: Vec<&StoredRun> = runs.iter().filter(|run| run.trained() && !run.quick()).collect();
     let newest = newest_trained(trained.iter().flat_map(|run| &run.rows));
     let newest: Vec<Row> = newest.into_values().cloned().collect();
-    charts.extend(curves::charts(&curves::of_runs(&trained, &newest)?)?);
+    charts.extend(curves::charts(&curves::of_runs(&trained, &newest))?);
     let about = figures::figures().into_iter().map(|figure| format!("{}: {}", figure.name, figure.about));
     ensure!(
         !charts.is_empty(),

@@ -125,7 +125,8 @@ pub fn latest_rows(runs: &[StoredRun]) -> Vec<Row> {
         .collect();
     // runs of one folder may have cells in common: the newest that has one counts
     let cell = |folder: &Path, row: &Row| {
-        format!("{:?} {} {:?} {:?}", folder.parent(), trained_key(row), row.pass, row.threads)
+        let how = (row.pass, row.threads, row.other_program());
+        format!("{:?} {} {how:?}", folder.parent(), trained_key(row))
     };
     let mut newest_run: HashMap<String, &Path> = HashMap::new();
     for folder in runs.iter().map(|run| run.folder.as_path()) {

@@ -35,6 +35,9 @@ fn a_run_is_called_by_what_it_measures() {
     let source = run.source(Path::new("results"));
     assert_eq!(source.rows, "speed/1/rows.csv");
     assert!(source.command.starts_with("effattn speed --model full,ls"), "{}", source.command);
+    let words =
+        ["speed", "--export-csv", "c.csv", "--export-json=-", "--color", "always", "--verbose", "--len=16"];
+    assert_eq!(typed("2", &words).typed(&[]), "--len=16", "where output goes is no measurement");
 }
 
 #[test]
@@ -73,6 +76,20 @@ fn runs_of_different_things_stand_side_by_side_and_a_cell_counts_once() {
 }
 
 #[test]
+fn a_run_without_a_program_does_not_replace_one_that_measured_it_too() {
+    let beside = typed("1", &["speed", "--model", "ls", "--program", "torch"]);
+    let plain = typed("2", &["speed", "--model", "ls"]);
+    assert_eq!(latest_measured(&[beside, plain]).len(), 2);
+    let run = |name: &str, program: &str| {
+        let mut run = typed(name, &["speed", "--program", program]);
+        run.rows.truncate(1);
+        run.rows[0].program = Some(program.to_owned());
+        run
+    };
+    assert_eq!(latest_rows(&[run("1", "torch"), run("2", "jax")]).len(), 2, "a cell of two programs");
+}
+
+#[test]
 fn a_damaged_run_does_not_hide_the_others() {
     let folder = copies(&["a/whole", "b/half", "c/rows"]);
     std::fs::write(folder.path().join("b/half/manifest.json"), "{").unwrap();
@@ -83,6 +100,18 @@ fn a_damaged_run_does_not_hide_the_others() {
         "what was asked for by name is not passed over"
     );
     assert!(StoredRun::find_all(&folder.path().join("c")).is_err());
+}
+
+#[test]
+fn steps_that_cannot_be_read_are_no_steps_that_were_not_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(step_samples(folder.path()).unwrap().is_empty());
+    for damage in [b"{\n".as_slice(), b"\xff".as_slice()] {
+        std::fs::write(folder.path().join("samples.jsonl"), damage).unwrap();
+        let read = step_samples(folder.path());
+        assert!(read.as_ref().is_err_and(|error| format!("{error:#}").contains("samples.jsonl")));
+        assert!(or_left_out(read, "percentiles").is_empty());
+    }
 }
 
 /// A run of `command` in `base` whose only row has `value`.

@@ -33,7 +33,7 @@ impl MergeInput {
         let path = folder.join("journal.jsonl");
         let (entries, damaged) = match journal::entries_and_damage(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
-            result => result.map_err(RunError::file(path))?,
+            result => result.map_err(RunError::reading(path))?,
         };
         Ok(Some(Self { folder: folder.to_owned(), manifest, entries, damaged }))
     }
@@ -58,14 +58,22 @@ pub struct ShardedRun {
 }
 
 impl ShardedRun {
-    /// Every whole run in `folder` or below it.
+    /// Every whole run in `folder` or below it. What cannot be read below it is named and left out.
     pub fn below(folder: &Path) -> Result<Vec<Self>, RunError> {
         let mut found = Vec::new();
         let mut folders = vec![(folder.to_owned(), 0)];
         while let Some((folder, depth)) = folders.pop() {
-            if let Some(whole) = Self::read(&folder)? {
-                found.push(whole);
-                continue;
+            match Self::read(&folder) {
+                Ok(None) => {}
+                Ok(Some(whole)) => {
+                    found.push(whole);
+                    continue;
+                }
+                Err(error) if depth > 0 => {
+                    log::warn!("{} is left out: {error}", folder.display());
+                    continue;
+                }
+                Err(error) => return Err(error), // what was asked for by name is not passed over
             }
             if depth < DEEPEST {
                 folders.extend(below(&folder)?.into_iter().map(|path| (path, depth + 1)));
@@ -92,7 +100,13 @@ impl ShardedRun {
         for (_, base) in parts {
             let mut runs = Vec::new();
             for path in below(&base)? {
-                runs.extend(MergeInput::read(&path)?);
+                match MergeInput::read(&path) {
+                    // a damaged one hides no other shard: its cells are missing
+                    Err(error @ RunError::Damaged { .. }) => {
+                        log::warn!("{} is left out: {error}", path.display());
+                    }
+                    read => runs.extend(read?),
+                }
             }
             runs.sort_by_key(|run| run.manifest.order);
             sources.extend(runs);
@@ -126,7 +140,7 @@ impl ShardedRun {
 
 /// The folders in `folder`; links are passed over.
 fn below(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
-    let entries = std::fs::read_dir(folder).map_err(RunError::file(folder))?;
+    let entries = std::fs::read_dir(folder).map_err(RunError::reading(folder))?;
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
     folders.sort();
@@ -142,4 +156,44 @@ pub fn owners<'a>(
     folders.for_each(|shard| *counts.entry(shard.count).or_default() += 1);
     let (count, _) = counts.into_iter().max_by_key(|(_, folders)| *folders)?;
     Some((count, planned.assign_shards(count)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::plan::Plan;
+
+    fn put(folder: &Path) {
+        std::fs::create_dir_all(folder).unwrap();
+        Manifest::new(&Plan::default(), "id").write(folder).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_run_does_not_hide_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|name| root.path().join("speed").join(name));
+        put(&two);
+        let damages: [(&str, &[u8]); 3] =
+            [("manifest.json", b"{"), ("manifest.json", b"{}\xff"), ("plan.json", b"{")];
+        for (name, damage) in damages {
+            put(&one);
+            std::fs::write(one.join(name), damage).unwrap();
+            let found = ShardedRun::below(root.path()).unwrap();
+            let found: Vec<&Path> = found.iter().map(|whole| whole.folder.as_path()).collect();
+            assert_eq!(found, [two.as_path()], "{name}");
+            let named = ShardedRun::below(&one);
+            assert!(matches!(named, Err(RunError::Damaged { .. })), "what is named is not passed over");
+        }
+    }
+
+    #[test]
+    fn a_damaged_shard_hides_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let whole = root.path().join("lra/plan-0");
+        ["1-of-2/run", "2-of-2/run"].iter().for_each(|run| put(&whole.join(run)));
+        PlanFile::of(&Plan::default()).write(&whole).unwrap();
+        std::fs::write(whole.join("1-of-2/run/manifest.json"), "{").unwrap();
+        let found = ShardedRun::below(root.path()).unwrap();
+        assert_eq!((found.len(), found[0].sources.len()), (1, 1));
+    }
 }

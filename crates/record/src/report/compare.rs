@@ -23,7 +23,7 @@ const MORE: &[&str] = &["steps_per_second", "accuracy", "longest_length"];
 /// One cell in both sets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Mechanism, task, pass, length, batch.
+    /// Mechanism, task, pass, length, batch; settings where they tell it from another cell.
     pub cell: String,
     /// Metric.
     pub metric: String,
@@ -58,8 +58,8 @@ pub struct Comparison {
     pub remarks: Vec<String>,
 }
 
-/// Matches rows by everything that defines a cell: rows of another device, number format or kernel are never compared.
-/// Nothing is known of the machine.
+/// Matches rows by everything that defines a cell: rows of another device, number format, kernel or model are never compared,
+/// however often they were measured. Nothing is known of the machine.
 pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
     let run = |rows: &[Row]| [ComparedRun { rows: rows.to_vec(), machine: RunMachine::default() }];
     compare_runs(&run(before), &run(after))
@@ -74,6 +74,7 @@ pub fn compare_runs(before: &[ComparedRun], after: &[ComparedRun]) -> Comparison
     // a step's time and its inverse are one finding
     let timed = before.iter().flat_map(|run| &run.rows).any(|row| row.metric == "step_time");
     let counts = |row: &Row| direction(row).is_some() && !(timed && row.metric == "steps_per_second");
+    let names = Names::of(known.cells().chain(wanted.cells()).map(|cell| cell[0].0));
     let scatter = scatter(known.cells().chain(wanted.cells()).filter(|cell| counts(cell[0].0)));
     let mut pairs = Vec::new();
     for cell in known.cells().filter(|cell| counts(cell[0].0)) {
@@ -81,24 +82,28 @@ pub fn compare_runs(before: &[ComparedRun], after: &[ComparedRun]) -> Comparison
         let before = Estimate::of(cell, scatter);
         let Some(other) = wanted.get(&place(row, apart)) else {
             let list = if before.is_some() { &mut comparison.absent } else { &mut comparison.lonely };
-            list.push(format!("only before: {}", name(row)));
+            list.push(format!("only before: {}", names.of_row(row)));
             continue;
         };
         let (then, now) = (row.outcome, other[0].0.outcome);
         match (before, Estimate::of(other, scatter)) {
-            (Some(a), Some(b)) => pairs.push(pair(row, a, b, &machines)),
+            (Some(a), Some(b)) => pairs.push(pair((names.of_row(row), row), a, b, &machines)),
             (Some(a), None) => {
-                comparison.lost.push(format!("{}: {} before, {now} now", name(row), text(row, a.value)));
+                let value = text(row, a.value);
+                comparison.lost.push(format!("{}: {value} before, {now} now", names.of_row(row)));
             }
             (None, Some(b)) => {
-                comparison.lonely.push(format!("{}: {then} before, {} now", name(row), text(row, b.value)));
+                let value = text(row, b.value);
+                comparison.lonely.push(format!("{}: {then} before, {value} now", names.of_row(row)));
             }
-            (None, None) => comparison.lonely.push(format!("{}: {then} before, {now} now", name(row))),
+            (None, None) => {
+                comparison.lonely.push(format!("{}: {then} before, {now} now", names.of_row(row)));
+            }
         }
     }
     for cell in wanted.cells().filter(|cell| counts(cell[0].0)) {
         if !known.has(&place(cell[0].0, apart)) {
-            comparison.lonely.push(format!("only now: {}", name(cell[0].0)));
+            comparison.lonely.push(format!("only now: {}", names.of_row(cell[0].0)));
         }
     }
     if pairs.iter().any(Pair::is_timed) {
@@ -149,7 +154,7 @@ fn by_key(runs: &[ComparedRun], apart: bool) -> Cells<'_> {
         let mut seen = HashSet::new();
         for row in &run.rows {
             let place = place(row, apart);
-            if !seen.insert(place) {
+            if !seen.insert(place.clone()) {
                 continue;
             }
             let index = *found.places.entry(place).or_insert_with(|| {
@@ -181,7 +186,11 @@ fn on_several_machines(runs: &[ComparedRun]) -> bool {
 pub fn differences(before: &[Row], after: &[Row]) -> Vec<String> {
     let number = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     type Condition<'a> = (&'a str, &'a dyn Fn(&Row) -> String);
-    let conditions: [Condition; 8] = [
+    let settings = |row: &Row| match row.defining_settings().join(" ") {
+        settings if settings.is_empty() => "none".to_owned(),
+        settings => settings,
+    };
+    let conditions: [Condition; 9] = [
         ("command", &|row| row.protocol.clone()),
         ("device", &|row| row.device.clone()),
         ("number format", &|row| row.dtype.clone()),
@@ -190,6 +199,7 @@ pub fn differences(before: &[Row], after: &[Row]) -> Vec<String> {
         ("preset", &|row| row.preset.clone().unwrap_or_default()),
         ("batch", &|row| number(row.batch)),
         ("length", &|row| number(row.len)),
+        ("settings", &settings),
     ];
     let differs = conditions.iter().filter_map(|(name, of)| {
         let values = |rows: &[Row]| rows.iter().map(of).collect::<std::collections::BTreeSet<_>>();
@@ -207,7 +217,7 @@ fn direction(row: &Row) -> Option<bool> {
     if known(LESS) { Some(true) } else { known(MORE).then_some(false) }
 }
 
-fn pair(row: &Row, before: Estimate, after: Estimate, machines: &Machines) -> Pair {
+fn pair((cell, row): (String, &Row), before: Estimate, after: Estimate, machines: &Machines) -> Pair {
     let timed = is_time(&row.metric);
     let apart = if timed { machines.apart() } else { 0.0 };
     let (interval, p) = after.over(&before, apart);
@@ -216,7 +226,7 @@ fn pair(row: &Row, before: Estimate, after: Estimate, machines: &Machines) -> Pa
     let worse = if less { after / before - 1.0 } else { before / after - 1.0 };
     let worse = if worse.is_nan() { 0.0 } else { worse }; // 0 beside 0
     let refused = timed && machines.refuse();
-    Pair { cell: name(row), metric: row.metric.clone(), before, after, interval, p, refused, worse }
+    Pair { cell, metric: row.metric.clone(), before, after, interval, p, refused, worse }
 }
 
 /// The row's value with its unit.
@@ -227,7 +237,7 @@ fn text(row: &Row, value: f64) -> String {
 type Key<'a> = (
     (&'a str, Option<&'a str>, &'a str, Option<&'a str>, Option<&'a str>, &'a str),
     (&'a str, &'a str, &'a str, Option<u64>, Option<u64>, Option<u64>),
-    (Option<&'a str>, Option<u64>, Option<&'a str>, Option<&'a str>),
+    (Option<&'a str>, Option<u64>, Option<&'a str>, Option<&'a str>, Vec<&'a str>),
 );
 
 fn key(row: &Row) -> Key<'_> {
@@ -241,7 +251,13 @@ fn key(row: &Row) -> Key<'_> {
             &row.metric,
         ),
         (&row.device, &row.dtype, &row.kernel, row.threads, row.batch, row.len),
-        (row.pass.map(|pass| pass.word()), row.seed, row.differs.as_deref(), row.other_program()),
+        (
+            row.pass.map(|pass| pass.word()),
+            row.seed,
+            row.differs.as_deref(),
+            row.other_program(),
+            row.defining_settings(),
+        ),
     )
 }
 
@@ -250,6 +266,31 @@ pub(super) fn same_cell(a: &Row, b: &Row) -> bool {
     let (mut a, mut b) = (key(a), key(b));
     (a.0.5, b.0.5) = ("", "");
     a == b
+}
+
+/// The settings of the cells of each name, each once: they tell cells of one name apart.
+struct Names<'a>(HashMap<String, Vec<Vec<&'a str>>>);
+
+impl<'a> Names<'a> {
+    fn of(cells: impl Iterator<Item = &'a Row>) -> Self {
+        let mut known: HashMap<String, Vec<Vec<&str>>> = HashMap::new();
+        for row in cells {
+            let (settings, all) = (row.defining_settings(), known.entry(name(row)).or_default());
+            if !all.contains(&settings) {
+                all.push(settings);
+            }
+        }
+        Self(known)
+    }
+
+    /// The row's name, with those of its settings that not every cell of the name has.
+    fn of_row(&self, row: &Row) -> String {
+        let name = name(row);
+        let all = self.0.get(&name).map(Vec::as_slice).unwrap_or_default();
+        let apart = |setting: &&str| all.iter().any(|settings| !settings.contains(setting));
+        let settings = row.defining_settings().into_iter().filter(apart);
+        std::iter::once(name.as_str()).chain(settings).collect::<Vec<_>>().join(" ")
+    }
 }
 
 fn name(row: &Row) -> String {

@@ -37,7 +37,7 @@ fn panels(rows: &[Row]) -> Vec<DotPanel> {
     let mut all: Vec<DotPanel> = Vec::new();
     for quantity in Quantity::CHARTS {
         let picked = quantity.rows(rows);
-        let (common, groups) = grouped(&picked);
+        let (common, groups) = grouped(&picked.iter().collect::<Vec<_>>());
         for (title, group) in groups {
             let title = if title.is_empty() { common.clone() } else { title };
             let new = || DotPanel { title: title.clone(), rows: Vec::new() };

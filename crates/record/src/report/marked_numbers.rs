@@ -9,6 +9,8 @@ use crate::Row;
 const BEGIN: &str = "<!-- row ";
 const MIDDLE: &str = "-->";
 const END: &str = "<!-- /row -->";
+/// The most digits behind the point that can be asked for: beyond, they say nothing of a number.
+const MOST_DIGITS: usize = 17;
 
 /// `text` with every marked number renewed from `rows`.
 pub fn fill(text: &str, rows: &[Row]) -> Result<String, String> {
@@ -39,15 +41,22 @@ pub fn without(text: &str) -> String {
     out
 }
 
-fn answer(question: &str, rows: &[Row]) -> Result<String, String> {
-    let (question, digits) = match question.rsplit_once(" .") {
-        Some((question, digits)) => (question, digits.parse().map_err(|_| format!("no digits: {question}"))?),
-        None => (question, 0),
+fn answer(mark: &str, rows: &[Row]) -> Result<String, String> {
+    let (question, digits) = match mark.rsplit_once(" .") {
+        Some((question, digits)) => {
+            let known = digits.parse::<usize>().ok().filter(|digits| *digits <= MOST_DIGITS);
+            let wrong = || format!("{digits:?} digits in {mark:?}; allowed: .0 to .{MOST_DIGITS}");
+            (question, known.ok_or_else(wrong)?)
+        }
+        None => (mark, 0),
     };
     let value = match question.split_once(" / ") {
         Some((a, b)) => value(a, rows)? / value(b, rows)?,
         None => value(question, rows)?,
     };
+    if !value.is_finite() {
+        return Err(format!("{mark:?} is {value}; name rows whose value, or ratio, is a number"));
+    }
     Ok(format!("{value:.digits$}"))
 }
 
@@ -109,5 +118,23 @@ mod tests {
         assert!(ask("<!-- row accuracy --><!-- /row -->").starts_with("0 values"));
         assert!(ask("<!-- row accuracy -->").contains("not closed"));
         assert!(ask("<!-- row step_time ls --><!-- /row -->").contains("column=value"));
+    }
+
+    #[test]
+    fn digits_have_a_limit_and_a_ratio_is_a_number() {
+        let one = "step_time model=ls len=1024";
+        let zero = Row::new("speed", "none").with("step_time", "s", Some(0.0));
+        let rows: Vec<Row> = rows().into_iter().chain([zero]).collect();
+        let ask = |mark: &str| fill(&format!("<!-- row {mark} --><!-- /row -->"), &rows);
+        assert!(ask(&format!("{one} .17")).unwrap().contains("0.50000000000000000"));
+        for digits in ["18", "70000", "x"] {
+            let mark = format!("{one} .{digits}");
+            let error = ask(&mark).unwrap_err();
+            assert!(error.contains(&mark) && error.contains(".0 to .17"), "{error}");
+        }
+        for over in [one, "step_time model=none"] {
+            let mark = format!("{over} / step_time model=none .2");
+            assert!(ask(&mark).unwrap_err().contains(&mark), "{mark}");
+        }
     }
 }

@@ -20,6 +20,7 @@ pub mod reference;
 pub mod relative;
 pub mod resident;
 pub mod robustness;
+mod seeds;
 pub mod spread;
 pub mod table;
 pub mod trained;

@@ -63,6 +63,21 @@ impl Place {
     }
 }
 
+/// What is typed for the rows called `labels`: mechanisms with their knobs, each once, and the programs beside effattn.
+fn typed<'a>(rows: &[&'a Row], labels: &[&str]) -> (Vec<String>, Vec<&'a str>) {
+    let (mut choices, mut programs) = (Vec::new(), Vec::new());
+    for label in labels {
+        let Some(row) = rows.iter().find(|row| row.label() == **label) else { continue };
+        if !choices.contains(&row.choice()) {
+            choices.push(row.choice());
+        }
+        if let Some(program) = row.other_program().filter(|program| !programs.contains(program)) {
+            programs.push(program);
+        }
+    }
+    (choices, programs)
+}
+
 /// The command that measures what is `unresolved` again, with as many steps as the widest interval needs; `rows` are those of
 /// the ranking.
 fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place)]) -> Option<String> {
@@ -87,16 +102,23 @@ fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place
     let steps =
         rows.iter().filter(|row| labels.contains(&row.label().as_str())).filter_map(|row| row.n).min()?;
     let runs = (steps as f64 * factor.fold(1.0, f64::max)).ceil().clamp(10.0, 1000.0) as u64;
+    let (choices, programs) = typed(rows, &labels);
+    let program =
+        if programs.is_empty() { String::new() } else { format!(" --program {}", programs.join(",")) };
     let preset = row.preset.as_ref().map_or_else(String::new, |preset| format!(" --preset {preset}"));
     let batch = row.batch.map_or_else(String::new, |batch| format!(" --batch {batch}"));
     let mode = row.pass.map_or_else(String::new, |pass| format!(" --mode {pass}"));
-    let kernel = if row.kernel == "fused" { String::new() } else { format!(" --kernel {}", row.kernel) };
+    // a program has no kernels of ours
+    let kernel = match row.kernel.as_str() {
+        "fused" | "" => String::new(),
+        kernel => format!(" --kernel {kernel}"),
+    };
     let layers = row.setting("layers").map_or_else(String::new, |layers| format!(" --layers {layers}"));
     let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
-        "effattn {} --model {}{preset}{layers} --len {lens}{batch}{mode}{kernel} --min-runs {runs} --runs {runs}",
+        "effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel} --min-runs {runs} --runs {runs}",
         row.protocol,
-        labels.join(",")
+        choices.join(",")
     ))
 }
 
@@ -104,7 +126,9 @@ fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place
 /// mechanism is, the fastest first, then in how much of its memory, and what follows in words. Nothing without the baseline.
 pub fn rankings(rows: &[Row], baseline: Option<&str>) -> Vec<Table> {
     let tables = [Quantity::Time, Quantity::Memory].into_iter().flat_map(|quantity| {
-        let groups = alike(&quantity.rows(rows)).into_iter().filter_map(move |(title, group)| {
+        let picked = quantity.rows(rows);
+        let alike = alike(&picked.iter().collect::<Vec<_>>());
+        let groups = alike.into_iter().filter_map(move |(title, group)| {
             let has = |name: &&str| group.iter().any(|row| row.label() == **name);
             let baseline = baseline.or_else(|| USUAL.into_iter().find(has))?;
             Ranking { quantity, all: rows, rows: &group, baseline, title: &title }.table()
@@ -116,7 +140,9 @@ pub fn rankings(rows: &[Row], baseline: Option<&str>) -> Vec<Table> {
 
 /// The same as panels of a chart; the baseline's own values stand in the titles.
 pub(super) fn panels(rows: &[Row], quantity: Quantity) -> Vec<RatioPanel> {
-    let groups = alike(&quantity.rows(rows)).into_iter().filter_map(|(title, group)| {
+    let picked = quantity.rows(rows);
+    let alike = alike(&picked.iter().collect::<Vec<_>>());
+    let groups = alike.into_iter().filter_map(|(title, group)| {
         let has = |name: &&str| group.iter().any(|row| row.label() == **name);
         let baseline = USUAL.into_iter().find(has)?;
         let ranked = Ranking { quantity, all: rows, rows: &group, baseline, title: &title }.sorted();
@@ -384,6 +410,22 @@ mod tests {
         assert!(note.contains("effattn speed --model full,ls --len 2048 --mode train --min-runs "), "{note}");
         let same = &rankings(&[row("full", 8, 1.0), row("ls", 8, 1.0)], None)[0];
         assert!(same.notes[0].starts_with("ls and full are as fast at 8"), "{same:?}");
+    }
+
+    #[test]
+    fn the_command_for_rows_of_programs_can_be_typed() {
+        let noisy = |model, program: &str, std| Row {
+            std: Some(std),
+            n: Some(3),
+            kernel: String::new(),
+            program: Some(program.to_owned()),
+            ..row(model, 2048, 2.0)
+        };
+        let rows = [noisy("full", "torch", 1.5), noisy("full", "jax", 1.0), noisy("ls", "torch", 1.0)];
+        let table = &rankings(&rows, Some("full (torch)"))[0];
+        let note = table.notes.iter().find(|note| note.starts_with("not resolved")).unwrap();
+        let command = "effattn speed --model full,ls --program torch,jax --len 2048 --mode train --min-runs ";
+        assert!(note.contains(command), "{note}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::style::looks;
 use super::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
 use crate::report::place;
 use crate::report::ratio::Ratio;
+use crate::report::seeds::over_seeds;
 use crate::text::plural;
 use crate::{Outcome, Pass, Row};
 
@@ -69,10 +70,10 @@ impl Quantity {
         }
     }
 
-    /// The rows that are about it and have a length.
-    pub(in crate::report) fn rows(self, rows: &[Row]) -> Vec<&Row> {
+    /// The rows that are about it and have a length, the seeds of a cell as one.
+    pub(in crate::report) fn rows(self, rows: &[Row]) -> Vec<Row> {
         let peaks = rows.iter().any(|row| row.metric == "peak_memory");
-        rows.iter().filter(|row| self.picks(row, peaks) && row.len.is_some()).collect()
+        over_seeds(rows.iter().filter(|row| self.picks(row, peaks) && row.len.is_some()))
     }
 
     /// `over` divided by `under` in it; bytes are exact.
@@ -102,7 +103,8 @@ pub fn growth(rows: &[Row], quantity: Quantity, prefix: &str) -> io::Result<Opti
     }
 }
 
-/// Columns that make panels, with their texts; those that are equal everywhere go to the subtitle.
+/// Columns that make panels, with their texts; those that are equal everywhere go to the subtitle. The last are the settings
+/// of another model, which are said only where they differ.
 fn conditions(row: &Row) -> Vec<String> {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let pass = row.pass.map_or("", |pass| match pass {
@@ -119,6 +121,7 @@ fn conditions(row: &Row) -> Vec<String> {
         row.threads.map_or_else(String::new, |threads| plural(threads, "thread")),
         row.dtype.clone(),
         row.kernel.clone(),
+        row.defining_settings().join(" "),
     ]
 }
 
@@ -142,14 +145,14 @@ pub(in crate::report) fn grouped<'a>(rows: &[&'a Row]) -> (String, Vec<(String, 
         place(&mut groups, |(known, _)| *known == key, || (key, Vec::new())).1.push(row);
     }
     let titled = groups.into_iter().map(|(key, rows)| (capital(&join(key, true)), rows)).collect();
-    (join(first, false), titled)
+    (join(&first[..first.len() - 1], false), titled)
 }
 
 /// What [`growth`] draws; [`crate::report::table::growth`] makes tables of it.
 pub fn figure(rows: &[Row], quantity: Quantity) -> Option<Figure> {
     let picked = quantity.rows(rows);
     picked.iter().find(|row| quantity.value(row).is_some())?;
-    let (subtitle, groups) = grouped(&picked);
+    let (subtitle, groups) = grouped(&picked.iter().collect::<Vec<_>>());
     let mut labels: Vec<String> = Vec::new();
     for row in &picked {
         if !labels.contains(&row.label()) {
@@ -252,6 +255,23 @@ mod tests {
         for series in figure.panels.iter().flat_map(|panel| &panel.series) {
             assert_eq!(series.look, looks(&[&series.label])[0], "{}", series.label);
         }
+    }
+
+    #[test]
+    fn models_of_other_sizes_have_panels_of_their_own() {
+        let mut rows = rows(&FOUR[..2], &[Pass::Infer]);
+        let sized = |settings: &str| {
+            let settings = Some(format!("max_time=1.0 {settings}"));
+            rows.iter().map(move |row| Row { settings: settings.clone(), ..row.clone() }).collect::<Vec<_>>()
+        };
+        let (deep, wide) = (sized("layers=2"), sized("width=16"));
+        let alone = figure(&deep, Quantity::Time).unwrap();
+        assert_eq!(alone.subtitle, figure(&rows, Quantity::Time).unwrap().subtitle);
+        rows.extend(deep.into_iter().chain(wide));
+        let figure = figure(&rows, Quantity::Time).unwrap();
+        let titles: Vec<&str> = figure.panels.iter().map(|panel| panel.title.as_str()).collect();
+        assert_eq!(titles, ["", "Layers=2", "Width=16"]);
+        assert!(figure.panels.iter().flat_map(|panel| &panel.series).all(|series| series.points.len() < 6));
     }
 
     #[test]

@@ -247,7 +247,8 @@ fn faster(rows: &[Row]) -> Option<Finding> {
     if found.is_empty() {
         return None;
     }
-    // those that are not resolved decide nothing
+    // those that are not resolved decide nothing, and stand behind
+    found.sort_by_key(|(.., ratio)| !ratio.is_resolved());
     let standings =
         || found.iter().filter(|(.., ratio)| ratio.is_resolved()).map(|(.., ratio)| decided(*ratio));
     let all = |standing: Standing| standings().count() > 0 && standings().all(|one| one == standing);

@@ -96,6 +96,28 @@ fn sets_without_a_common_condition_say_which() {
     assert!(differences(&[row("loss", 1.0)], &[row("loss", 2.0)]).is_empty());
 }
 
+#[test]
+fn cells_of_other_settings_are_not_compared() {
+    let sized =
+        |settings: &str, value: f64| Row { settings: Some(settings.to_owned()), ..row("step_time", value) };
+    let (small, large) = ([sized("layers=1 width=16", 1.0)], [sized("layers=4 width=64", 9.0)]);
+    let both = compare(&small, &large);
+    assert!(both.pairs.is_empty(), "{both:?}");
+    assert_eq!(both.absent, ["only before: ls layers=1 width=16"]);
+    assert_eq!(both.lonely, ["only now: ls layers=4 width=64"]);
+    let said = "settings: layers=1 width=16 before, layers=4 width=64 now";
+    assert_eq!(differences(&small, &large), [said]);
+    assert_eq!(
+        differences(&small, &[row("step_time", 1.0)]),
+        ["settings: layers=1 width=16 before, none now"]
+    );
+    let suite = [row("step_time", 1.0), sized("layers=2", 2.0)];
+    let cells: Vec<String> = compare(&suite, &suite).pairs.into_iter().map(|pair| pair.cell).collect();
+    assert_eq!(cells, ["ls", "ls layers=2"]);
+    let again = compare(&small, &[sized("runs=50 width=16 layers=1 max_time=9.0 profile=true", 1.0)]);
+    assert_eq!(again.pairs[0].cell, "ls", "however often it is measured");
+}
+
 fn calibrated(seconds: f64) -> RunMachine {
     let calibration = Some(RunCalibration { by_thread: true, seconds, spread: 0.02, disturbed: 0.0 });
     RunMachine { calibration, load: Some(3.65), cores: Some(2.0) }
