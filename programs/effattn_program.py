@@ -3,7 +3,7 @@
     import torch.nn.functional as F
     from effattn_program import mechanism, run
 
-    @mechanism("full")
+    @mechanism("full", causal=[False])
     def full(q, k, v, x, w, knobs, causal):
         keep = w["mask"].bool()[:, None, None] if "mask" in w else None
         return F.scaled_dot_product_attention(q, k, v, keep)

@@ -82,7 +82,7 @@ fn lines_beside_pytorch() -> Vec<String> {
         format!("| `{model}` |{}", cells.concat())
     };
     let mut lines: Vec<String> = models.iter().map(line).collect();
-    lines.push(format!("| all | {avx512_said} | | {avx2_said} | |"));
+    lines.push(format!("| all | Xeon: {avx512_said} | | EPYC, AVX2: {avx2_said} | |"));
     lines
 }
 
