@@ -122,6 +122,43 @@ fn a_program_that_dies_is_told_with_its_last_words() {
 }
 
 #[test]
+fn a_refusal_is_no_success() {
+    let refusal =
+        |outcome: &str| format!(r#"send("{{\"error\":\"odd\",\"outcome\":\"{outcome}\"}}", "", 0);"#);
+    for outcome in ["ok", "implied"] {
+        let (from, to) = at_entry(&format!("{} return;", refusal(outcome)));
+        let said = format!("odd (its refusal has the outcome \"{outcome}\", which is none of unsupported");
+        found(&[(from, &to)], "failed", &[&said]);
+    }
+}
+
+#[test]
+fn passes_that_are_new_to_us_are_passed_over() {
+    let (code, rows) = check(&[(r#"[\"infer\",\"train\"]"#, r#"[\"infer\",\"generate\",\"train\"]"#)]);
+    assert!(code == 0 && rows.iter().all(|(_, outcome, _)| outcome == "ok"), "{rows:?}");
+}
+
+/// A script that does not `exec` what it starts, as those of package managers do.
+#[test]
+fn what_a_program_started_ends_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = at_entry("sleep(600);");
+    program(folder.path(), &[(from, &to)]);
+    let text = fs::read_to_string(folder.path().join("full.toml")).unwrap();
+    let command = text.lines().find(|line| line.starts_with("command")).unwrap();
+    let wrapped = text.replace(command, "command = [\"sh\", \"-c\", \"./full; true\"]");
+    fs::write(folder.path().join("full.toml"), wrapped).unwrap();
+    effattn(folder.path(), "check --program ./full.toml --threads 1");
+    let place = folder.path().canonicalize().unwrap();
+    let left = || {
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let there = |path: std::path::PathBuf| fs::read_link(path.join("cwd")).is_ok_and(|cwd| cwd == place);
+        processes.filter(|process| there(process.path())).count()
+    };
+    assert_eq!(left(), 0, "a program outlived the command");
+}
+
+#[test]
 fn what_cannot_be_started_is_a_usage_error_and_what_is_unknown_too() {
     let folder = tempfile::tempdir().unwrap();
     let text = "about = 'x'\ncommand = ['./absent']\ninstall = 'make absent'\n";
@@ -223,6 +260,18 @@ fn a_program_with_another_model_is_not_timed_and_one_that_lies_about_its_time_is
     let honest = (0..5).map(|_| clocks(&logit, 1.0)).find(|(_, apart)| (0.0..5.0).contains(apart));
     let (line, _) = honest.expect("an honest program's clock agrees with ours at least once");
     assert!(!line.contains("warning"), "{line}");
+}
+
+#[test]
+fn more_than_was_asked_for_is_no_answer() {
+    let (from, to) = steps(&first_logit(), 1.0);
+    let send = r#"send(text, "", 0)"#;
+    let twice = to.replace(send, &format!("{send}, {send}"));
+    assert_ne!(twice, to);
+    beside_ours(&[(from, &twice)], "failed", "it answered a request twice");
+    let two = to.replace("\\\"seconds\\\":[", "\\\"seconds\\\":[0.02,");
+    assert_ne!(two, to);
+    beside_ours(&[(from, &two)], "failed", "it gave times of 2 steps and was asked for 1");
 }
 
 /// Program, metric, outcome and value of the rows that `line` exports.

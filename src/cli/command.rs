@@ -8,6 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::export::Exports;
 use super::value_names::{self, NamedValues};
+use crate::protocol::definition::Flag;
 use crate::protocol::grid::GridFlags;
 use crate::protocol::lra::EVAL;
 use crate::protocol::training::QUICK_SECONDS;
@@ -309,8 +310,12 @@ impl CommandArgs {
             instead.flags.first().is_some_and(|flag| matches.try_contains_id(flag.name).unwrap_or(false))
         });
         let values = instead.map(|instead| {
-            let value = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-            instead.flags.iter().map(|flag| (flag.name, value(flag.name))).collect()
+            let value = |flag: &Flag| {
+                let value = matches.get_one::<String>(flag.name).cloned().unwrap_or_default();
+                let is_run = flag.value.starts_with("RUN");
+                if is_run { run_folder(&output.output_path, protocol.name(), value) } else { value }
+            };
+            instead.flags.iter().map(|flag| (flag.name, value(flag))).collect()
         });
         Ok(Self {
             protocol,

@@ -82,6 +82,11 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         masked: args.case.contains(&CaseWord::Mask),
         seed: args.seed,
     };
+    if args.output.as_os_str() == "-" {
+        bail!(
+            "-o - names no file, and a golden file is not for a terminal; name one, such as case.safetensors"
+        );
+    }
     let OwnFile { bytes, computed_in, tensors } = case.write(&args.output.to_string_lossy())?;
     let place = || args.output.display().to_string();
     if let Some(folder) = args.output.parent() {

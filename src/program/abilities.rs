@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::description::Description;
@@ -28,7 +28,8 @@ pub struct Abilities {
 /// What it can do with a mechanism.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Ability {
-    /// `train` where it has gradients.
+    /// `train` where it has gradients. Words that are new to us are passed over.
+    #[serde(deserialize_with = "known_passes")]
     pub passes: Vec<Pass>,
     /// Values of knobs that it computes; a knob without entry may have any.
     #[serde(default)]
@@ -36,6 +37,14 @@ pub struct Ability {
     /// Whether it has a causal and a bidirectional form.
     #[serde(default = "both")]
     pub causal: Vec<bool>,
+}
+
+fn known_passes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pass>, D::Error> {
+    let words = Vec::<String>::deserialize(from)?;
+    Ok([Pass::Infer, Pass::Train]
+        .into_iter()
+        .filter(|pass| words.iter().any(|word| word == pass.word()))
+        .collect())
 }
 
 fn f32_only() -> Vec<String> {

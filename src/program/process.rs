@@ -61,12 +61,23 @@ impl Answer {
 #[derive(Deserialize)]
 struct Refusal {
     error: String,
-    #[serde(default = "failed")]
-    outcome: Outcome,
+    outcome: Option<String>,
 }
 
-const fn failed() -> Outcome {
-    Outcome::Failed
+impl Refusal {
+    /// Outcomes that a refusal may have.
+    const OUTCOMES: [Outcome; 4] = [Outcome::Unsupported, Outcome::Oom, Outcome::Diverged, Outcome::Failed];
+
+    fn failure(self) -> CellFailure {
+        let Some(word) = self.outcome else { return CellFailure::new(Outcome::Failed, self.error) };
+        if let Some(outcome) = Self::OUTCOMES.into_iter().find(|known| known.to_string() == word) {
+            return CellFailure::new(outcome, self.error);
+        }
+        let known = Self::OUTCOMES.map(|outcome| outcome.to_string()).join(", ");
+        let reason =
+            format!("{} (its refusal has the outcome {word:?}, which is none of {known})", self.error);
+        CellFailure::new(Outcome::Failed, reason)
+    }
 }
 
 /// A running program. Dropping it kills it.
@@ -189,6 +200,11 @@ impl Program {
         conditions: &Conditions,
     ) -> Result<Result<Answer, CellFailure>, RunError> {
         let name = request.header.get("request").and_then(Value::as_str).unwrap_or_default().to_owned();
+        // what is there before the request is no answer to it
+        if let Ok(unasked) = self.answers.try_recv() {
+            let reason = unasked.err().unwrap_or_else(|| "it answered a request twice".to_owned());
+            return Ok(Err(self.end(Outcome::Failed, &reason)));
+        }
         if let Some(requests) = &self.requests {
             let _ = requests.send(request); // one that is gone is noticed below
         }
@@ -225,7 +241,7 @@ impl Program {
         if message.header.contains_key("error") {
             let refusal = serde_json::from_value::<Refusal>(message.header.into());
             return Err(match refusal {
-                Ok(Refusal { error, outcome }) => CellFailure::new(outcome, error),
+                Ok(refusal) => refusal.failure(),
                 Err(error) => self.end(Outcome::Failed, &format!("its refusal cannot be read ({error})")),
             });
         }
@@ -279,8 +295,16 @@ impl Program {
         tail.iter().rev().find(|line| !line.trim().is_empty()).cloned()
     }
 
+    /// Kills it and what it started: a command may be a script around the program that computes.
     fn kill(&mut self) {
         self.over = true;
+        #[cfg(unix)]
+        {
+            let group = format!("-{}", self.child.id()); // of its own, see `spawn`
+            let mut kill = Command::new("kill");
+            kill.args(["-s", "KILL", "--", &group]).stdin(Stdio::null());
+            let _ = kill.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

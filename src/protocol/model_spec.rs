@@ -139,7 +139,10 @@ impl ModelSpec {
 
     /// The model that is measured.
     pub fn resolve_measured(&self, choice: &MechanismChoice) -> Result<Box<dyn Architecture>, ResolveError> {
-        let resolved = family::resolve(&family::families(), &self.model_request(choice))?;
+        // one token after another begins without cached positions
+        let cached = Some(if self.pass == Pass::Decode { 0 } else { self.len as usize });
+        let request = ModelRequest { cached, ..self.model_request(choice) };
+        let resolved = family::resolve(&family::families(), &request)?;
         let all = u128::from(resolved.flops(self.len as usize)) * u128::from(self.batch);
         let core = u128::from(resolved.core_macs(1, self.len as usize)) * u128::from(self.batch);
         if all.max(core) >= 1 << 62 {

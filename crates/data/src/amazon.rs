@@ -75,7 +75,7 @@ fn load(dir: &Path, options: LoadOptions) -> Result<LabelledTexts, DataError> {
         side.push(Text { first, second: None, label: review.overall as u32 - 1 });
         Ok(())
     })?;
-    let partial = (rows < WHOLE).then(|| format!("{rows} of {WHOLE} reviews"));
+    let partial = (rows != WHOLE).then(|| format!("{rows} of {WHOLE} reviews"));
     if let (Some(missing), false) = (&partial, options.allow_partial) {
         return Err(DataError::Partial { what, dir: dir.to_owned(), missing: missing.clone() });
     }

@@ -187,7 +187,7 @@ fn read(form: &Form, dir: &Path, options: LoadOptions) -> Result<LabelledTexts, 
     };
     let [(train, left_out), (dev, dev_left_out)] = [one(&files[0])?, one(&files[1])?];
     let there = [train.len() + left_out, dev.len() + dev_left_out];
-    let partial = (there[0] < form.rows[0] || there[1] < form.rows[1]).then(|| {
+    let partial = (there != form.rows).then(|| {
         let [all, all_dev] = form.rows;
         format!("{} of {all} training and {} of {all_dev} dev rows", train.len(), dev.len())
     });

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::content_hash::ContentHash;
 use super::lra_text::LraText;
+use super::wikitext::{self, Part};
 use super::{DataError, Dataset, Split, store, story};
 use effattn_record::config::registry::Registry;
 use effattn_record::config::unknown;
@@ -121,32 +122,22 @@ fn imdb(dir: &Path, allow_partial: bool) -> Result<RunningText, DataError> {
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let mut prose = RunningText::new("imdb", (0..reviews.len(Split::Train)).map(review).collect());
-    prose.held_out.push(HeldOut { name: "wikitext-103".to_owned(), texts: paragraphs(dir, "valid")? });
-    prose.besides = prose.held_out[0].texts.iter().cloned().chain(paragraphs(dir, "test")?).collect();
-    prose.partial = reviews.partial().map(str::to_owned);
+    let (mut texts, other) = wikitext::prose(dir, &[Part::Test, Part::Valid], allow_partial)?;
+    prose.held_out.extend(texts.pop().map(|texts| HeldOut { name: "wikitext-103".to_owned(), texts }));
+    prose.besides = prose.held_out[0].texts.iter().cloned().chain(texts.into_iter().flatten()).collect();
+    let partial: Vec<String> = reviews.partial().map(str::to_owned).into_iter().chain(other).collect();
+    prose.partial = (!partial.is_empty()).then(|| partial.join("; "));
     Ok(prose.finish())
 }
 
 /// WikiText-103: paragraphs and headings of its training part, validated on its validation part.
-fn wikitext(dir: &Path, _: bool) -> Result<RunningText, DataError> {
+fn wikitext(dir: &Path, allow_partial: bool) -> Result<RunningText, DataError> {
     let mut prose = RunningText::new("wikitext-103", Vec::new());
-    prose.train = paragraphs(dir, "train")?;
-    prose.held_out[0].texts = paragraphs(dir, "valid")?;
+    let (mut texts, partial) = wikitext::prose(dir, &[Part::Train, Part::Valid], allow_partial)?;
+    prose.held_out[0].texts = texts.pop().unwrap_or_default();
+    prose.train = texts.pop().unwrap_or_default();
+    prose.partial = partial;
     Ok(prose.finish())
-}
-
-/// The lines of a part of WikiText-103 that are not blank.
-fn paragraphs(dir: &Path, part: &str) -> Result<Vec<String>, DataError> {
-    let file = format!("wiki.{part}.tokens");
-    let places =
-        ["wikitext-103/", ""].map(|folder| [format!("{folder}{file}"), format!("{folder}{file}.gz")]);
-    let places: Vec<&str> = places.iter().flatten().map(String::as_str).collect();
-    let found = store::find_file(dir, &places).ok_or_else(|| DataError::Missing {
-        what: "a part of WikiText-103",
-        dir: dir.to_owned(),
-        next: format!("place wikitext-103/{file} (or {file}.gz) there"),
-    })?;
-    lines(&found)
 }
 
 /// The lines of `file` that are not blank.
@@ -236,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let says = |name: &str| load(name, folder.path(), false).err().expect("refused").to_string();
         assert!(says("imbd").contains("did you mean imdb") && says("imbd").contains("of your own"));
-        assert!(says("wikitext-103").contains("place wikitext-103/wiki.train.tokens"));
+        assert!(says("wikitext-103").contains("place wiki.train.tokens, wiki.valid.tokens"));
         let name = folder.path().display().to_string();
         assert!(says(&name).contains("ends in .txt"));
         let file = folder.path().join("a.txt");

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
+use flate2::read::MultiGzDecoder;
 
 use super::DataError;
 use effattn_record::file;
@@ -48,7 +48,7 @@ pub fn open(file: &Path) -> Result<Box<dyn Read>, DataError> {
     let raw = file::open(file).map_err(|error| bad_file(file, format!("cannot be opened ({error})")))?;
     let buffered = BufReader::with_capacity(1 << 20, raw);
     let gzip = file.extension().is_some_and(|extension| extension == "gz" || extension == "tgz");
-    Ok(if gzip { Box::new(GzDecoder::new(buffered)) } else { Box::new(buffered) })
+    Ok(if gzip { Box::new(MultiGzDecoder::new(buffered)) } else { Box::new(buffered) })
 }
 
 /// Reads at most `limit` bytes and fails on more: a compressed file cannot fill the memory.
@@ -205,6 +205,18 @@ mod tests {
         }
         builder.into_inner().expect("the archive").finish().expect("the end");
         file
+    }
+
+    #[test]
+    fn a_gzip_file_is_read_to_its_last_member() {
+        let file = tempfile::Builder::new().suffix(".txt.gz").tempfile().expect("a file");
+        for text in ["one\n", "two\n"] {
+            let mut member = flate2::write::GzEncoder::new(file.as_file(), flate2::Compression::fast());
+            member.write_all(text.as_bytes()).expect("a text");
+            member.finish().expect("the end");
+        }
+        let read = read_limited(open(file.path()).expect("the file"), 99).expect("its texts");
+        assert_eq!(read, b"one\ntwo\n");
     }
 
     #[test]

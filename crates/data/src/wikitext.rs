@@ -49,7 +49,7 @@ const DICTIONARY: &str = "dict.txt";
 
 /// One of the three texts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Train,
     Valid,
     Test,
@@ -73,6 +73,15 @@ impl Part {
             Self::Train => None,
             Self::Valid => Some("9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b"),
             Self::Test => Some("56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9"),
+        }
+    }
+
+    /// What is not as published of a text of `words` words with the checksum `sum`.
+    fn wrong(self, words: usize, sum: &str) -> Option<String> {
+        match self.sum() {
+            None => (words != TRAIN).then(|| format!("{words} training words ({TRAIN})")),
+            Some(known) => (known != sum)
+                .then(|| format!("{} has another checksum than the published text", self.names()[0])),
         }
     }
 
@@ -132,10 +141,25 @@ fn load(dir: &Path, options: LoadOptions) -> Result<WordCorpus, DataError> {
         false => word_corpus::VocabSource::Counted(1, 8),
     };
     let corpus = WordCorpus::read([Some(&texts[0]), Some(&texts[1]), Some(&texts[2])], &source)?;
-    let count = corpus.train.len();
-    let short = (count != TRAIN).then(|| format!("{count} training words ({TRAIN})"));
-    let wrong = short.into_iter().chain(others(&corpus, &Part::ALL)).collect();
+    let mut wrong: Vec<String> = Part::Train.wrong(corpus.train.len(), &corpus.sums[0]).into_iter().collect();
+    wrong.extend(others(&corpus.sums[1..], &[Part::Valid, Part::Test]));
     check_complete(corpus, wrong, dir, options)
+}
+
+/// The lines of `parts` that are not blank, and what of them is not as published.
+pub(super) fn prose(
+    dir: &Path,
+    parts: &[Part],
+    allow_partial: bool,
+) -> Result<(Vec<Vec<String>>, Option<String>), DataError> {
+    let (_, texts) = texts(dir, parts)?;
+    let (mut all, mut wrong) = (Vec::new(), Vec::new());
+    for (part, text) in parts.iter().zip(&texts) {
+        let (lines, words, sum) = text.lines()?;
+        wrong.extend(part.wrong(words, &sum));
+        all.push(lines);
+    }
+    Ok((all, incomplete(&wrong, dir, allow_partial)?))
 }
 
 fn load_small(dir: &Path, options: LoadOptions) -> Result<WordCorpus, DataError> {
@@ -143,17 +167,13 @@ fn load_small(dir: &Path, options: LoadOptions) -> Result<WordCorpus, DataError>
     let (_, texts) = texts(dir, &parts)?;
     let corpus =
         WordCorpus::read([Some(&texts[0]), Some(&texts[1]), None], &word_corpus::VocabSource::Counted(3, 1))?;
-    let wrong = others(&corpus, &parts);
+    let wrong = others(&corpus.sums, &parts);
     check_complete(corpus, wrong, dir, options)
 }
 
-/// The texts that are not the published ones.
-fn others(corpus: &WordCorpus, parts: &[Part]) -> Vec<String> {
-    let pairs = parts.iter().zip(&corpus.sums);
-    let wrong = pairs.filter(|(part, sum)| part.sum().is_some_and(|known| known != *sum));
-    wrong
-        .map(|(part, _)| format!("{} has another checksum than the published text", part.names()[0]))
-        .collect()
+/// The texts that are not the published ones, by their checksums.
+fn others(sums: &[String], parts: &[Part]) -> Vec<String> {
+    parts.iter().zip(sums).filter_map(|(part, sum)| part.wrong(0, sum)).collect()
 }
 
 fn check_complete(
@@ -162,12 +182,18 @@ fn check_complete(
     dir: &Path,
     options: LoadOptions,
 ) -> Result<WordCorpus, DataError> {
+    let partial = incomplete(&wrong, dir, options.allow_partial)?;
+    Ok(WordCorpus { partial, ..corpus })
+}
+
+/// What is `wrong`, where that is allowed.
+fn incomplete(wrong: &[String], dir: &Path, allow_partial: bool) -> Result<Option<String>, DataError> {
     let partial = (!wrong.is_empty()).then(|| wrong.join("; "));
     match partial {
-        Some(missing) if !options.allow_partial => {
+        Some(missing) if !allow_partial => {
             Err(DataError::Partial { what: "WikiText-103", dir: dir.to_owned(), missing })
         }
-        partial => Ok(WordCorpus { partial, ..corpus }),
+        partial => Ok(partial),
     }
 }
 
@@ -226,6 +252,12 @@ mod tests {
         }
         archive.finish().unwrap();
         assert_eq!(load(dir.path(), PARTIAL).unwrap().train, [4, 5, 2]);
+        let parts = [Part::Train, Part::Valid];
+        let (texts, partial) = prose(dir.path(), &parts, true).unwrap();
+        assert_eq!(texts, [["a b"], ["a b"]]);
+        let said = "3 training words (103227021); wiki.valid.tokens has another checksum";
+        assert!(partial.unwrap().starts_with(said));
+        assert!(prose(dir.path(), &parts, false).err().unwrap().to_string().contains(said));
     }
 
     #[test]

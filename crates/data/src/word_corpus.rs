@@ -142,6 +142,23 @@ impl CorpusText {
         }
     }
 
+    /// Its lines that are not blank, the number of its words with an end behind every line, and its checksum.
+    pub(super) fn lines(&self) -> Result<(Vec<String>, usize, String), DataError> {
+        let (mut lines, mut words, mut sum) = (Vec::new(), 0, Sha256::new());
+        self.each_line(|_, line| {
+            sum.update(line);
+            let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8; convert the file".to_owned())?;
+            words += text.split_whitespace().count() + 1;
+            let text = text.strip_suffix('\n').unwrap_or(text);
+            let text = text.strip_suffix('\r').unwrap_or(text);
+            if !text.trim().is_empty() {
+                lines.push(text.to_owned());
+            }
+            Ok(())
+        })?;
+        Ok((lines, words, format!("{:x}", sum.finalize())))
+    }
+
     /// Its words in order as `id` numbers them, an end behind every line, also behind empty ones; and its checksum.
     pub fn stream(
         &self,

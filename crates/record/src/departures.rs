@@ -78,6 +78,9 @@ const TEST_SPLITS: &[TestSplit] = &[
     split("imdb", 25_000, "examples"),
     split("cifar10", 10_000, "images"),
     split("imagenet", 50_000, "images"),
+    split("imagenet-a", 7500, "images"),
+    split("imagenet-r", 30_000, "images"),
+    split("imagenet-v2", 10_000, "images"),
     TestSplit { times: 75, ..split("cifar10-c", 10_000, "images") },
     TestSplit { times: 75, ..split("imagenet-c", 50_000, "images") },
 ];

@@ -161,7 +161,9 @@ impl Part {
             "its name is that of a folder; use letters, digits, - and _"
         );
         ensure!(is_time(self.minutes), "minutes = {} is not a number above 0", self.minutes);
-        let own = |word: &&String| OWN_FLAGS.contains(&word.split('=').next().unwrap_or_default());
+        let own = |word: &&String| {
+            word.starts_with("-o") || OWN_FLAGS.contains(&word.split('=').next().unwrap_or_default())
+        };
         if let Some(word) = self.command.iter().find(own) {
             bail!("the campaign itself says {word} to its parts; leave it out of the command");
         }

@@ -103,7 +103,7 @@ const GENERATE: &[Flag] = &[
     Flag {
         name: "generate",
         value: "RUN|FILE",
-        help: "Generate text with a trained model instead of training: a run folder or a checkpoint",
+        help: "Generate text with a trained model instead of training: a run folder, its name, latest, or a checkpoint",
         default: None,
     },
     Flag { name: "prompt", value: "TEXT", help: "Text to continue", default: Some("") },
@@ -131,6 +131,6 @@ Examples:
   # Time and memory against length, measured as effattn speed does
   effattn charlm --suite ls-figure3 --set layers=1 --dry-run
   # Text from a trained model
-  effattn charlm --generate results/charlm/latest --prompt 'The '
+  effattn charlm --generate latest --prompt 'The '
 
 The result is the bits per character of the test part, with the weights of the best evaluation (and, as ..._last, of the last update). bpc_stream: blocks with a cache of the text before them, every symbol counted; bpc_stream_skipping: the same without the first symbol of every block, as the released script counts; bpc_overlap: overlapping windows, each encoded on its own. A killed or stopped run resumes from its last checkpoint when the same command is given again.";

@@ -123,6 +123,9 @@ impl<'a> FinetuneExperiment<'a> {
         let apart = !std::ptr::eq(set.side(Split::Validation), set.side(Split::Test));
         let (train, test) = (side(Split::Train), side(Split::Test));
         let held_out = apart.then(|| side(Split::Validation));
+        if test.labels.is_empty() {
+            return Err(failed(&format!("the test split of {} is empty", request.task)));
+        }
         let there = set.side(Split::Train).len();
         let share = there as f64 / texts.train as f64;
         let whole = share >= 1.0 || (request.reading.strict && set.partial().is_none());

@@ -106,7 +106,7 @@ impl StoredRuns {
         if context.trial {
             return Err(CellFailure::new(Outcome::Interrupted, "there is nothing to try"));
         }
-        job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
+        job.link.send(&TrainingMessage::Started { step: 0, resumed: false, curve: Vec::new() })?;
         let path = Path::new(&stored.file);
         let read = file_hash(path).map_err(|error| failed(&format!("{}: {error}", path.display())))?;
         context.same(&stored.data_name(), &read)?;

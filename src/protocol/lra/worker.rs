@@ -163,13 +163,17 @@ impl Experiment for LraExperiment<'_> {
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let (spec, data) = (&self.job.request.spec, self.limited());
+        let empty = |split: Split| {
+            failed(&format!("the {} split of {} is empty", split.name(), self.job.request.task))
+        };
         let order = |split: Split, seed: u64| {
             let count = data.len(split);
             let batch = (spec.batch as usize).min(count.max(1));
-            let empty =
-                || failed(&format!("the {} split of {} is empty", split.name(), self.job.request.task));
-            BatchOrder::new(seed, count, batch).ok_or_else(empty)
+            BatchOrder::new(seed, count, batch).ok_or_else(|| empty(split))
         };
+        if data.is_empty(Split::Test) {
+            return Err(empty(Split::Test)); // said before training
+        }
         Ok(Box::new(LraTrainable {
             recipe: self.recipe,
             net: self.model.build(builder)?,

@@ -1,6 +1,7 @@
 //! Cells of other programs: the same cells, weights and inputs as ours, asked over their pipe.
 
 use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -14,10 +15,11 @@ use crate::program::description::Description;
 use crate::program::wire::{Message, Tensors};
 use crate::program::{Conditions, Program};
 use crate::protocol::model_spec::{ModelSpec, compute_as};
-use crate::run::RunError;
 use crate::run::outcome::{self, CellFailure};
 use crate::run::plan::Cell;
 use crate::run::session::Session;
+use crate::run::worker::TICK;
+use crate::run::{CancelToken, RunError};
 use effattn_model::attention::OutputForm;
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::batch::{ModelInput, SyntheticInput};
@@ -176,10 +178,7 @@ impl ProgramCell {
         if let Err(reason) = able(&abilities, spec) {
             return Ok(Err(CellFailure::new(Outcome::Unsupported, reason)));
         }
-        let prepared = match prepare(&description, spec, threads, session) {
-            Ok(prepared) => prepared,
-            Err(failure) => return Ok(Err(failure)),
-        };
+        let prepared = told!(prepare(&description, spec, threads, (left, session)));
         told!(program.ask(prepared.message, &conditions));
         let mut cell = Self { program, left, held: 0, clocks: (0.0, 0.0) };
         let first = told!(cell.steps(1, f64::MAX, limit, session));
@@ -211,6 +210,10 @@ impl ProgramCell {
             Ok(steps) => steps,
             Err(failure) => return Ok(Err(failure)),
         };
+        if steps.seconds.len() as u64 > n {
+            let reason = format!("it gave times of {} steps and was asked for {n}", steps.seconds.len());
+            return Ok(Err(CellFailure::new(Outcome::Failed, reason)));
+        }
         if steps.seconds.is_empty()
             || steps.seconds.iter().any(|seconds| !(*seconds > 0.0 && seconds.is_finite()))
         {
@@ -289,23 +292,69 @@ fn model(spec: &ModelSpec, choice: &MechanismChoice) -> Result<ClassifierConfig,
     }
 }
 
+/// What the program is given; our own first step may take as long as the cell may.
 fn prepare(
     description: &Description,
     spec: &ModelSpec,
     threads: usize,
-    session: &Session,
-) -> Result<PreparedCell, CellFailure> {
+    (most, session): (Duration, &Session),
+) -> Answer<PreparedCell> {
     let unsupported = |reason: String| CellFailure::new(Outcome::Unsupported, reason);
     let wrong = |error: ResolveError| CellFailure::new(Outcome::Failed, error.to_string());
-    let choice = spec.choice().map_err(wrong)?;
-    let config = model(spec, &choice).map_err(unsupported)?;
-    let text = match session.text() {
-        Some(path) => file::read(path)?,
-        None => input_text::embedded().bytes,
+    let asked = || -> Result<_, CellFailure> {
+        let choice = spec.choice().map_err(wrong)?;
+        let config = model(spec, &choice).map_err(unsupported)?;
+        let text = match session.text() {
+            Some(path) => file::read(path)?,
+            None => input_text::embedded().bytes,
+        };
+        Ok((choice, config, text))
     };
-    compute_as(KernelName::Fused, DtypeName::F32);
-    let (tensors, constants, result) =
-        tensors(spec, &config, &text).map_err(|error| outcome::of_error(&error))?;
+    let (choice, config, text) = told!(Ok::<_, RunError>(asked()));
+    let given = told!(own_step(spec, &config, text, (most, &session.stop)));
+    Ok(message(description, spec, threads, (&choice, &config), given))
+}
+
+/// [`tensors`], on a thread that is left behind when it takes longer than `most` or on Ctrl-C: nothing else ends a step.
+fn own_step(
+    spec: &ModelSpec,
+    config: &ClassifierConfig,
+    text: Vec<u8>,
+    (most, stop): (Duration, &CancelToken),
+) -> Answer<OwnStep> {
+    let (spec, config, start) = (spec.clone(), config.clone(), Instant::now());
+    let (done, made) = mpsc::channel();
+    std::thread::spawn(move || {
+        compute_as(KernelName::Fused, DtypeName::F32);
+        let _ = done.send(tensors(&spec, &config, &text)); // nobody may be waiting any more
+    });
+    loop {
+        match made.recv_timeout(TICK) {
+            Ok(step) => return Ok(step.map_err(|error| outcome::of_error(&error))),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(CellFailure::new(Outcome::Failed, "effattn's own first step panicked")));
+            }
+            Err(RecvTimeoutError::Timeout) if stop.is_cancelled() => return Err(RunError::Stopped),
+            Err(RecvTimeoutError::Timeout) if start.elapsed() >= most => {
+                let reason = format!(
+                    "effattn's own first step, which the program's is held against, took more than {:.1} s",
+                    most.as_secs_f64()
+                );
+                return Ok(Err(CellFailure::new(Outcome::Timeout, reason)));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// The request that gives a program the model `config` of `spec`, with what our own step began with and gave.
+fn message(
+    description: &Description,
+    spec: &ModelSpec,
+    threads: usize,
+    (choice, config): (&MechanismChoice, &ClassifierConfig),
+    (tensors, constants, result): OwnStep,
+) -> Result<PreparedCell, CellFailure> {
     let needs = (choice.entry.needs)(&config.knobs);
     let backbone = &config.backbone;
     let projections: Vec<Value> = needs
@@ -352,11 +401,9 @@ fn prepare(
 }
 
 /// Weights, constants and batches; names of the constants; and logits or loss of the first batch.
-fn tensors(
-    spec: &ModelSpec,
-    config: &ClassifierConfig,
-    text: &[u8],
-) -> candle_core::Result<(Tensors, Vec<String>, Vec<f64>)> {
+type OwnStep = (Tensors, Vec<String>, Vec<f64>);
+
+fn tensors(spec: &ModelSpec, config: &ClassifierConfig, text: &[u8]) -> candle_core::Result<OwnStep> {
     let builder = ParamBuilder::seeded(spec.seed, &Device::Cpu, false);
     let batch = spec.batch as usize;
     let mut net = config.build_measured(&builder, batch)?;

@@ -214,7 +214,7 @@ impl EarlierPhases<'_> {
     /// Says where training resumes; steps are counted from the first phase on.
     fn started(&self, link: &ParentLink, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
         let curve = self.points.iter().copied().chain(own.iter().map(|point| self.placed(point))).collect();
-        let started = TrainingMessage::Started { step: self.steps + updates, curve };
+        let started = TrainingMessage::Started { step: self.steps + updates, resumed: updates > 0, curve };
         Ok(link.send(&started)?)
     }
 }

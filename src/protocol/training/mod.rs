@@ -75,6 +75,8 @@ pub enum TrainingMessage {
     Started {
         /// Steps made before.
         step: u64,
+        /// Whether it goes on from a checkpoint; otherwise a phase begins.
+        resumed: bool,
         /// Evaluations made before.
         curve: Vec<EvalPoint>,
     },

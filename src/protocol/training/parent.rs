@@ -150,8 +150,8 @@ impl<'a> Running<'a> {
                 return Ok(Some(Err(CellFailure { outcome, reason })));
             }
             Some(Received::Ended(ending)) => return Ok(Some(Err(ending))),
-            Some(Received::Message(TrainingMessage::Started { step, curve })) => {
-                if step > 0 {
+            Some(Received::Message(TrainingMessage::Started { step, resumed, curve })) => {
+                if resumed {
                     session.term.info(&format!("{}: resuming after step {step}", self.name));
                 }
                 self.curve.points = curve;

@@ -195,7 +195,7 @@ impl<'a> VisionExperiment<'a> {
 
     /// Weights of a file instead of trained ones.
     pub fn stored(&self, file: &Path) -> Result<TrainingResult, CellFailure> {
-        self.job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
+        self.job.link.send(&TrainingMessage::Started { step: 0, resumed: false, curve: Vec::new() })?;
         let device = self.laboratory.device();
         let mut started = warm_start::tensors(&self.model, file)?;
         let read = file_hash(file).map_err(|error| failed(&format!("{}: {error}", file.display())))?;

@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
-use super::{Expressions, MAX_LENGTH, Tokenizer, generate, parse, to_text, token};
+use super::{Expressions, MAX_LENGTH, Tokenizer, evaluate, generate, parse, to_text, token};
 use crate::content_hash::ContentHash;
 use crate::entry::{DataKind, DataSetEntry, ExampleTask, Origin, WriteFormat};
 use crate::{DataError, Dataset, Example, Split, data_dir, store};
@@ -178,6 +178,10 @@ fn read_cache(path: &Path) -> Result<[Expressions; 3], DataError> {
     if stated != Some(checksum(&all)) {
         return Err(damaged("does not match the checksum stored in it".to_owned()));
     }
+    // the checksum is not of the ends
+    if let Some(wrong) = (0..all.len()).find(|&at| evaluate(all.tokens(at)) != Some(all.label(at))) {
+        return Err(damaged(format!("has an expression with another value than its label (number {wrong})")));
+    }
     Ok(split(&all))
 }
 
@@ -335,6 +339,9 @@ mod tests {
         );
         assert_eq!(read.example(Split::Test, 1999, 2000), made.example(Split::Test, 1999, 2000));
         let mut bytes = std::fs::read(&file).unwrap();
+        let mut shifted = bytes.clone();
+        let ends = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        shifted[ends + 8 * 98_000] ^= 1; // an expression ends a token sooner or later
         let last = bytes.len() - 1;
         bytes[last] ^= 2; // another known token
         let error = |bytes: &[u8]| {
@@ -344,6 +351,7 @@ mod tests {
             error
         };
         assert!(error(&bytes).contains("does not match the checksum"));
+        assert!(error(&shifted).contains("another value than its label"), "{}", error(&shifted));
         assert!(
             error(&bytes[..last]).contains("damaged") || error(&bytes[..last]).contains("not a ListOps file")
         );
