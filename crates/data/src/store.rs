@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 use super::DataError;
 use effattn_record::file;
@@ -48,7 +48,35 @@ pub fn open(file: &Path) -> Result<Box<dyn Read>, DataError> {
     let raw = file::open(file).map_err(|error| bad_file(file, format!("cannot be opened ({error})")))?;
     let buffered = BufReader::with_capacity(1 << 20, raw);
     let gzip = file.extension().is_some_and(|extension| extension == "gz" || extension == "tgz");
-    Ok(if gzip { Box::new(MultiGzDecoder::new(buffered)) } else { Box::new(buffered) })
+    Ok(if gzip { Box::new(Members(Some(GzDecoder::new(buffered)))) } else { Box::new(buffered) })
+}
+
+/// The members of a gzip file one after another, as gzip(1) reads them: zeros behind the last one are padding.
+struct Members<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.0 {
+            let count = member.read(out)?;
+            if count > 0 || out.is_empty() {
+                return Ok(count);
+            }
+            let Some(mut rest) = self.0.take().map(GzDecoder::into_inner) else { break };
+            loop {
+                let next = rest.fill_buf()?;
+                let zeros = next.iter().take_while(|byte| **byte == 0).count();
+                let (ended, padded) = (next.is_empty(), zeros == next.len());
+                rest.consume(zeros);
+                match (ended, padded) {
+                    (true, _) => return Ok(0),
+                    (_, true) => {}
+                    _ => break,
+                }
+            }
+            self.0 = Some(GzDecoder::new(rest));
+        }
+        Ok(0)
+    }
 }
 
 /// Reads at most `limit` bytes and fails on more: a compressed file cannot fill the memory.
@@ -215,8 +243,12 @@ mod tests {
             member.write_all(text.as_bytes()).expect("a text");
             member.finish().expect("the end");
         }
-        let read = read_limited(open(file.path()).expect("the file"), 99).expect("its texts");
-        assert_eq!(read, b"one\ntwo\n");
+        let read = || read_limited(open(file.path()).expect("the file"), 99);
+        assert_eq!(read().expect("its texts"), b"one\ntwo\n");
+        file.as_file().write_all(&[0; 5000]).expect("padding");
+        assert_eq!(read().expect("its texts"), b"one\ntwo\n");
+        file.as_file().write_all(b"no member").expect("more");
+        assert!(read().is_err());
     }
 
     #[test]

@@ -90,9 +90,15 @@ impl Job<'_> {
 # Written by effattn submit.
 set -e
 kubectl apply -f '{folder}/array.json'
-# the job is complete, or failed where a task did; a server that does not answer is asked again
+# the job is complete, or failed where a task did; a server that does not answer is asked again for five minutes
+silent=0
 while :; do
-    ended=$(kubectl get job/{name} -o jsonpath='{{.status.conditions[?(@.status==\"True\")].type}}') || ended=
+    if ended=$(kubectl get job/{name} -o jsonpath='{{.status.conditions[?(@.status==\"True\")].type}}'); then
+        silent=0
+    else
+        ended= silent=$((silent + 1))
+        [ $silent -lt 30 ] || exit 1
+    fi
     case \" $ended \" in *' Complete '* | *' Failed '*) break ;; esac
     sleep 10
 done

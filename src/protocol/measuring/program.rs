@@ -292,7 +292,7 @@ fn model(spec: &ModelSpec, choice: &MechanismChoice) -> Result<ClassifierConfig,
     }
 }
 
-/// What the program is given; our own first step may take as long as the cell may.
+/// What the program is given. Our own first step may take as long as the cell may.
 fn prepare(
     description: &Description,
     spec: &ModelSpec,
@@ -315,7 +315,8 @@ fn prepare(
     Ok(message(description, spec, threads, (&choice, &config), given))
 }
 
-/// [`tensors`], on a thread that is left behind when it takes longer than `most` or on Ctrl-C: nothing else ends a step.
+/// [`tensors`], on a thread that is left behind on Ctrl-C: nothing else ends a step. One that took longer than `most` is waited for,
+/// so that nothing is measured beside it, and does not count.
 fn own_step(
     spec: &ModelSpec,
     config: &ClassifierConfig,
@@ -330,18 +331,18 @@ fn own_step(
     });
     loop {
         match made.recv_timeout(TICK) {
+            Ok(_) if start.elapsed() > most => {
+                let (took, most) = (start.elapsed().as_secs_f64(), most.as_secs_f64());
+                let reason = format!(
+                    "effattn's own first step, which the program's is held against, took {took:.1} s, more than {most:.1} s"
+                );
+                return Ok(Err(CellFailure::new(Outcome::Timeout, reason)));
+            }
             Ok(step) => return Ok(step.map_err(|error| outcome::of_error(&error))),
             Err(RecvTimeoutError::Disconnected) => {
                 return Ok(Err(CellFailure::new(Outcome::Failed, "effattn's own first step panicked")));
             }
             Err(RecvTimeoutError::Timeout) if stop.is_cancelled() => return Err(RunError::Stopped),
-            Err(RecvTimeoutError::Timeout) if start.elapsed() >= most => {
-                let reason = format!(
-                    "effattn's own first step, which the program's is held against, took more than {:.1} s",
-                    most.as_secs_f64()
-                );
-                return Ok(Err(CellFailure::new(Outcome::Timeout, reason)));
-            }
             Err(RecvTimeoutError::Timeout) => {}
         }
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
@@ -179,7 +180,8 @@ fn read_cache(path: &Path) -> Result<[Expressions; 3], DataError> {
         return Err(damaged("does not match the checksum stored in it".to_owned()));
     }
     // the checksum is not of the ends
-    if let Some(wrong) = (0..all.len()).find(|&at| evaluate(all.tokens(at)) != Some(all.label(at))) {
+    let is_wrong = |at: &usize| evaluate(all.tokens(*at)) != Some(all.label(*at));
+    if let Some(wrong) = (0..all.len()).into_par_iter().find_first(is_wrong) {
         return Err(damaged(format!("has an expression with another value than its label (number {wrong})")));
     }
     Ok(split(&all))
