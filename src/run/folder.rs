@@ -139,12 +139,22 @@ fn known(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
             Ok(Some(manifest)) if manifest.identity == identity && manifest.state != State::Abandoned => {
                 found.push((manifest.order, manifest.start, path));
             }
+            Ok(None) => sweep_unborn(&path),
             Ok(_) | Err(RunError::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
     }
     found.sort();
     Ok(found.into_iter().rev().map(|(_, _, path)| path).collect())
+}
+
+/// Removes what a process left in `path` that was killed before the run had its manifest; one that is at it holds the lock.
+fn sweep_unborn(path: &Path) {
+    if let Ok(lock) = File::open(path.join("lock"))
+        && lock.try_lock().is_ok()
+    {
+        file::sweep_here(path);
+    }
 }
 
 /// Whether a process is at the run in `path`, as far as its file system can tell.
@@ -315,6 +325,21 @@ mod tests {
         std::fs::create_dir_all(left.parent().unwrap()).unwrap();
         std::fs::write(&left, b"half a checkpoint").unwrap();
         assert!(open(root.path(), &plan(), false).unwrap().continued && !left.exists());
+    }
+
+    #[test]
+    fn a_run_that_was_killed_before_its_manifest_leaves_no_temporary_file() {
+        let root = tempfile::tempdir().unwrap();
+        let path = plan().base(root.path()).join("20260101-000000-abcdef");
+        let left = path.join(".effattn-x.part");
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(&left, b"half a manifest").unwrap();
+        let held = lock(&path, false, &CancelToken::default()).unwrap();
+        open(root.path(), &plan(), false).unwrap();
+        assert!(left.exists(), "another process is writing it");
+        drop(held);
+        open(root.path(), &plan(), false).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 const PREFIX: &str = ".effattn-";
 const SUFFIX: &str = ".part";
+/// How the name of a file begins that tries whether a folder takes files. Nothing is ever written to one.
+const PROBE: &str = ".effattn-probe-";
 /// A temporary file that nobody has touched for so long belongs to a process that was killed.
 const STALE: Duration = Duration::from_secs(3600);
 /// How long a FIFO may have no reader, or one that takes nothing.
@@ -28,12 +30,12 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -
 
 /// A temporary file that can be renamed to `path`. [`sweep`] knows its name, should this process be killed.
 pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    part().tempfile_in(folder_of(path))
+    part(PREFIX).tempfile_in(folder_of(path))
 }
 
-fn part<'a>() -> tempfile::Builder<'a, 'a> {
+fn part(prefix: &str) -> tempfile::Builder<'_, '_> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(PREFIX).suffix(SUFFIX);
+    builder.prefix(prefix).suffix(SUFFIX);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -202,20 +204,23 @@ fn is_part(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(SUFFIX) || name.starts_with(".checkpoint-")
 }
 
-/// Whether files can be made in `folder` (which is created if missing): tries it. Temporary files that killed
-/// processes left there an hour ago or earlier are removed.
+/// Whether files can be made in `folder` (which is created if missing): tries it. What killed processes left there is
+/// removed: such a trial at once, which costs another process nothing, temporary files an hour later.
 pub fn ensure_writable(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    let stale = |entry: &std::fs::DirEntry| {
-        let changed = entry.metadata().ok().filter(std::fs::Metadata::is_file)?.modified().ok()?;
-        SystemTime::now().duration_since(changed).ok().filter(|age| *age > STALE)
-    };
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        if is_part(&entry.file_name().to_string_lossy()) && stale(&entry).is_some() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if is_part(&name) && (name.starts_with(PROBE) || is_stale(&entry)) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
-    part().tempfile_in(folder).map(drop)
+    part(PROBE).tempfile_in(folder).map(drop)
+}
+
+fn is_stale(entry: &std::fs::DirEntry) -> bool {
+    let changed = entry.metadata().ok().filter(std::fs::Metadata::is_file);
+    let age = changed.and_then(|file| SystemTime::now().duration_since(file.modified().ok()?).ok());
+    age.is_some_and(|age| age > STALE)
 }
 
 #[cfg(test)]
@@ -251,6 +256,9 @@ mod tests {
         }
         ensure_writable(&cell).unwrap();
         assert!(cell.join(".effattn-x.part").exists(), "another process may be writing it");
+        let (_, probe) = part(PROBE).tempfile_in(&cell).unwrap().keep().unwrap();
+        ensure_writable(&cell).unwrap();
+        assert!(!probe.exists(), "nobody writes to a trial");
         sweep(folder.path());
         let mut left: Vec<_> =
             std::fs::read_dir(&cell).unwrap().map(|entry| entry.unwrap().file_name()).collect();
