@@ -1,6 +1,7 @@
 //! Measured beside published, and what did not run, as tables.
 
 use super::ranking::fused_full_attention;
+use super::seeds::over_seeds;
 use super::table::Table;
 use crate::config::suite::{Suite, SuiteRow};
 use crate::config::units::Bytes;
@@ -48,15 +49,16 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
         numbers: lens.len(),
         ..Table::default()
     };
+    let cells = over_seeds(rows.iter().copied());
     for entry in &suite.rows {
-        let of = |row: &&&Row| {
+        let of = |row: &&Row| {
             row.model == entry.model.name && same_variant(row, entry) && same_preset(row, entry, suite)
         };
         let claimed = |row: &Row| suite.rows.iter().any(|other| same_settings(row, other, suite));
-        let (own, rest): (Vec<&&Row>, Vec<&&Row>) =
-            rows.iter().filter(of).partition(|row| same_settings(row, entry, suite));
+        let (own, rest): (Vec<&Row>, Vec<&Row>) =
+            cells.iter().filter(of).partition(|row| same_settings(row, entry, suite));
         // an entry may set what is usual anyway, which rows do not say
-        let here: Vec<&&Row> =
+        let here: Vec<&Row> =
             if own.is_empty() { rest.into_iter().filter(|row| !claimed(row)).collect() } else { own };
         if here.is_empty() {
             continue;
@@ -302,6 +304,18 @@ mod tests {
         let table = &tables(&rows, &suite)[0];
         let cells: Vec<&str> = table.rows.iter().map(|row| row[1].as_str()).collect();
         assert_eq!(cells, ["1.00", "2.00", "3.00"]);
+    }
+
+    #[test]
+    fn a_cell_is_of_all_seeds_and_its_repetitions_are_of_each() {
+        let suite = Suite::load("cos-table5").unwrap();
+        let of = |seed: u64, value: f64| {
+            let row = row("full", 1024, Some(value), Published::Value(25.37));
+            Row { seed: Some(seed), n: suite.base.min_runs, ..row }
+        };
+        let table = &tables(&[of(0, 2.0), of(1, 4.0)], &suite)[0];
+        assert_eq!(table.rows[0][1], "3.00 (25.37)");
+        assert!(!table.notes.iter().any(|note| note.contains("repetitions")), "{:?}", table.notes);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::chart::{Quantity, RatioPanel, alike};
 use super::compare::same_cell;
 use super::place;
 use super::ratio::{Ratio, Standing, UNRESOLVED};
+use super::seeds;
 use super::table::Table;
 use super::wrap::TIED;
 use crate::stats::{Interval, mean};
@@ -78,9 +79,13 @@ fn typed<'a>(rows: &[&'a Row], labels: &[&str]) -> (Vec<String>, Vec<&'a str>) {
     (choices, programs)
 }
 
-/// The command that measures what is `unresolved` again, with as many steps as the widest interval needs; `rows` are those of
-/// the ranking.
-fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place)]) -> Option<String> {
+/// What to do about what is `unresolved`: the command that measures it again, with as many steps as the widest interval needs, or with
+/// more seeds where there are several; `rows` are those of the ranking.
+fn resolving_command(
+    (rows, seeds): (&[&Row], usize),
+    baseline: &str,
+    unresolved: &[(String, Place)],
+) -> Option<String> {
     let row = rows.first()?;
     let mut labels: Vec<&str> = vec![baseline];
     let mut lens: Vec<u64> = Vec::new();
@@ -101,7 +106,11 @@ fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place
     });
     let steps =
         rows.iter().filter(|row| labels.contains(&row.label().as_str())).filter_map(|row| row.n).min()?;
-    let runs = (steps as f64 * factor.fold(1.0, f64::max)).ceil().clamp(10.0, 1000.0) as u64;
+    let runs = (steps as f64 * factor.fold(1.0, f64::max)).ceil().clamp(10.0, 1000.0);
+    let (what, repeated) = match seeds {
+        0 | 1 => ("steps", format!("--min-runs {runs} --runs {runs}")),
+        several => ("seeds", format!("--seeds 0..{}", (2 * several).max(10) - 1)),
+    };
     let (choices, programs) = typed(rows, &labels);
     let program =
         if programs.is_empty() { String::new() } else { format!(" --program {}", programs.join(",")) };
@@ -116,7 +125,7 @@ fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place
     let layers = row.setting("layers").map_or_else(String::new, |layers| format!(" --layers {layers}"));
     let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
-        "effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel} --min-runs {runs} --runs {runs}",
+        "More {what} resolve it: effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel} {repeated}",
         row.protocol,
         choices.join(",")
     ))
@@ -295,10 +304,10 @@ impl Ranking<'_> {
             .iter()
             .flat_map(|(label, places)| places.iter().map(move |place| (label.clone(), place.clone())));
         let unresolved: Vec<(String, Place)> = all.filter(|(_, place)| !place.ratio.is_resolved()).collect();
-        let command =
-            resolving_command(self.rows, self.baseline, &unresolved).filter(|_| !unresolved.is_empty());
+        let command = resolving_command((self.rows, seeds::count(self.all)), self.baseline, &unresolved);
+        let command = command.filter(|_| !unresolved.is_empty());
         notes.extend(command.map(|command| {
-            format!("{UNRESOLVED}: the 95 % interval contains 1, or is wider than the ratio. More steps resolve it: {command}")
+            format!("{UNRESOLVED}: the 95 % interval contains 1, or is wider than the ratio. {command}")
         }));
         if common.len() < lens.len() {
             let list: Vec<String> = common.iter().map(u64::to_string).collect();

@@ -1,10 +1,10 @@
 //! The seeds of a measured cell as one row: rankings, figures and crossings compare cells, and not one cell's seed with another
 //! seed of another cell.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use crate::stats::median;
+use crate::stats::{median, std_dev};
 use crate::{Outcome, Row, rounded};
 
 /// `rows` with those that differ by their seed alone as one row, where the first of them stands. Rows of a single seed stay as
@@ -30,6 +30,15 @@ pub(super) fn over_seeds<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Row> {
     cells.into_iter().flat_map(merged).collect()
 }
 
+/// The most seeds that a cell of `rows` has.
+pub(super) fn count(rows: &[Row]) -> usize {
+    let mut cells: HashMap<_, HashSet<Option<u64>>> = HashMap::new();
+    for row in rows {
+        cells.entry(cell(row)).or_default().insert(row.seed);
+    }
+    cells.values().map(HashSet::len).max().unwrap_or(0)
+}
+
 /// Whether `rows` are of more than one seed.
 fn several(rows: &[&Row]) -> bool {
     rows.windows(2).any(|pair| pair[0].seed != pair[1].seed)
@@ -42,8 +51,8 @@ fn cell(row: &Row) -> impl Eq + Hash {
     (what, how, row.defining_settings(), &row.differs)
 }
 
-/// One row of a cell's several seeds: of those that came to an end the median, the hull of the intervals, and the spread of the
-/// steps of all of them. Where at most one did, that one or the first.
+/// One row of a cell's several seeds: of those that came to an end the median, the hull of the intervals, and the [`spread`].
+/// Where at most one did, that one or the first.
 fn one(rows: &[&Row]) -> Row {
     let done: Vec<&Row> = rows.iter().copied().filter(|row| row.outcome == Outcome::Ok).collect();
     let first = done.first().copied().unwrap_or(rows[0]).clone();
@@ -70,8 +79,17 @@ fn one(rows: &[&Row]) -> Row {
     }
 }
 
-/// Standard deviation and number of the steps of all `rows`, as of one sample: seeds that differ widen the intervals of ratios.
+/// Standard deviation and number of the seeds, for the steps of one seed say nothing of the next one. Seeds that happen to be more
+/// alike than the steps of all of them allow differ as much as those do.
 fn spread(rows: &[&Row]) -> Option<(f64, u64)> {
+    let values: Vec<f64> = rows.iter().filter_map(|row| row.value).collect();
+    let seeds = values.len() as f64;
+    let least = steps(rows).map_or(0.0, |(std, n)| std * (seeds / n as f64).sqrt());
+    std_dev(&values).map(|std| (std.max(least), values.len() as u64))
+}
+
+/// Standard deviation and number of the steps of all `rows`.
+fn steps(rows: &[&Row]) -> Option<(f64, u64)> {
     let side = |row: &&Row| Some((row.value?, row.std?, row.n.filter(|n| *n > 0)?));
     let sides: Vec<(f64, f64, u64)> = rows.iter().map(side).collect::<Option<_>>()?;
     let n: u64 = sides.iter().map(|(_, _, n)| n).sum();
@@ -107,22 +125,39 @@ mod tests {
 
     /// Two lengths of `full`, and `linear` in half of the time; the second seed takes four times as long.
     fn rows() -> Vec<Row> {
+        rows_of([1.0, 4.0])
+    }
+
+    /// The same for two seeds that take `seconds`.
+    fn rows_of(seconds: [f64; 2]) -> Vec<Row> {
         let of = |(seed, seconds): (u64, f64)| {
             [1024_u64, 2048].into_iter().flat_map(move |len| {
                 let seconds = seconds * (len / 1024) as f64;
                 [row("full", seed, len, seconds), row("linear", seed, len, seconds / 2.0)]
             })
         };
-        [(0, 1.0), (1, 4.0)].into_iter().flat_map(of).collect()
+        (0..).zip(seconds).flat_map(of).collect()
     }
 
     #[test]
     fn a_ratio_is_of_all_seeds() {
-        let tables = ranking::rankings(&rows(), None);
-        let said = "linear is 2.0 ±0.6 times as fast as full at 2048";
+        let tables = ranking::rankings(&rows_of([1.0, 1.1]), None);
+        let said = "linear is 2.0 ±0.7 times as fast as full at 2048";
         assert!(tables[0].rows.len() == 1 && tables[0].notes[0].starts_with(said), "{tables:?}");
+        // steps of 2 % spread, 20 of each of two seeds
+        let tables = ranking::rankings(&rows_of([1.0, 1.0]), None);
+        assert!(tables[0].notes[0].starts_with("linear is 2.00 ±0.04 times"), "{tables:?}");
+        // two seeds so far apart decide nothing
+        let tables = ranking::rankings(&rows(), None);
+        let note = &tables[0].notes[1];
+        assert!(
+            note.starts_with("not resolved") && note.ends_with("--mode train --seeds 0..9"),
+            "{tables:?}"
+        );
+        let apart = [row("full", 0, 8, 1.0), row("ls", 1, 8, 1.0)];
+        assert_eq!((count(&rows()), count(&apart)), (2, 1), "other seeds of other cells are not several");
         assert_eq!(tables[1].rows[0][1], "0.50", "of the memory");
-        let crossing = crossing::table(&rows()).unwrap();
+        let crossing = crossing::table(&rows_of([1.0, 1.1])).unwrap();
         assert_eq!(crossing.rows[0][2], "≤ 1024");
     }
 
