@@ -1,10 +1,8 @@
 //! A program that runs: requests are sent and answers awaited, whatever the other side does.
 
-use std::collections::VecDeque;
 use std::io::{BufReader, BufWriter};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -14,7 +12,7 @@ use serde_json::Value;
 use super::description::Description;
 use super::wire::{CONTRACT, Message, Tensors};
 use crate::run::outcome::{self, CellFailure};
-use crate::run::worker::{TICK, keep_tail};
+use crate::run::worker::{StderrTail, TICK};
 use crate::run::{CancelToken, RunError};
 use effattn_kernel::device::machine::Resident;
 use effattn_kernel::device::threads;
@@ -85,7 +83,7 @@ pub struct Program {
     child: Child,
     requests: Option<Sender<Message>>,
     answers: Receiver<Result<Message, String>>,
-    tail: Arc<Mutex<VecDeque<String>>>,
+    tail: StderrTail,
     timeout: Duration,
     resident: Resident,
     over: bool,
@@ -157,11 +155,7 @@ impl Program {
                 }
             });
         }
-        let tail = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(stderr) = child.stderr.take() {
-            let tail = tail.clone();
-            std::thread::spawn(move || keep_tail(stderr, &tail));
-        }
+        let tail = StderrTail::of(&mut child);
         Ok(Self {
             child,
             requests: Some(requests),
@@ -290,9 +284,7 @@ impl Program {
 
     /// The last line of its standard error that says something.
     fn last_line(&self) -> Option<String> {
-        std::thread::sleep(Duration::from_millis(20)); // it may arrive a moment after stdout is closed
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().rev().find(|line| !line.trim().is_empty()).cloned()
+        self.tail.last_words().into_iter().rev().find(|line| !line.trim().is_empty())
     }
 
     /// Kills it and what it started: a command may be a script around the program that computes.

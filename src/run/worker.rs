@@ -30,6 +30,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(25);
 const LOOK: Duration = Duration::from_millis(100);
 /// Lines of a worker's stderr that are kept.
 const TAIL: usize = 40;
+/// How long its last words may take to arrive when it is gone. What it started may hold its stderr open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How workers are started.
 #[derive(Clone, Debug)]
@@ -79,7 +81,7 @@ pub struct Worker {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
-    tail: Arc<Mutex<VecDeque<String>>>,
+    tail: StderrTail,
     resident: Resident,
     looked: Instant,
     /// Highest resident size seen.
@@ -111,11 +113,7 @@ impl Worker {
                 }
             });
         }
-        let tail = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(stderr) = child.stderr.take() {
-            let tail = tail.clone();
-            std::thread::spawn(move || keep_tail(stderr, &tail));
-        }
+        let tail = StderrTail::of(&mut child);
         let stdin = child.stdin.take();
         let mut worker = Self {
             child,
@@ -255,10 +253,7 @@ impl Worker {
 
     fn ended(&mut self) -> Result<CellFailure, RunError> {
         let status = self.child.wait().map_err(RunError::Worker)?;
-        // stderr may arrive a moment after stdout is closed
-        std::thread::sleep(Duration::from_millis(20));
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(outcome::of_exit("the worker", status, &tail.iter().cloned().collect::<Vec<_>>()))
+        Ok(outcome::of_exit("the worker", status, &self.tail.last_words()))
     }
 }
 
@@ -268,8 +263,37 @@ impl Drop for Worker {
     }
 }
 
+/// The last lines that a process writes to its stderr, read by a thread of their own.
+pub(crate) struct StderrTail {
+    lines: Arc<Mutex<VecDeque<String>>>,
+    /// Disconnected where the stream has ended.
+    end: Receiver<()>,
+}
+
+impl StderrTail {
+    /// Those of `child`, whose stderr is a pipe.
+    pub(crate) fn of(child: &mut Child) -> Self {
+        let (open, end) = mpsc::channel();
+        let lines = Arc::new(Mutex::new(VecDeque::new()));
+        if let Some(stderr) = child.stderr.take() {
+            let lines = lines.clone();
+            std::thread::spawn(move || {
+                let _open = open;
+                keep_tail(stderr, &lines);
+            });
+        }
+        Self { lines, end }
+    }
+
+    /// The lines of a process that is gone: waits for what is still on its way.
+    pub(crate) fn last_words(&self) -> Vec<String> {
+        let _ = self.end.recv_timeout(LAST_WORDS);
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
 /// Keeps the last lines of `stream`; reads on so that the writer never blocks, and bounds every line.
-pub(crate) fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
+fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
