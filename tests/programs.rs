@@ -212,7 +212,7 @@ fn a_program_whose_check_is_red_is_not_timed() {
     );
 }
 
-/// In front of the refusal of what the example does not do: a cell whose steps take 20 ms, of which it tells `share`, with
+/// In front of the refusal of what the example does not do: a cell whose steps take 200 ms, of which it tells `share`, with
 /// `result`.
 fn steps(result: &str, share: f64) -> (&'static str, String) {
     let refusal = "            send(\"{\\\"error\\\":";
@@ -220,7 +220,7 @@ fn steps(result: &str, share: f64) -> (&'static str, String) {
         r#"            if (strstr(header, "\"request\":\"prepare\"")) send("{{}}", "", 0); else
             if (strstr(header, "\"request\":\"steps\"")) {{
                 struct timespec a, b;
-                clock_gettime(CLOCK_MONOTONIC, &a), usleep(20000), clock_gettime(CLOCK_MONOTONIC, &b);
+                clock_gettime(CLOCK_MONOTONIC, &a), usleep(200000), clock_gettime(CLOCK_MONOTONIC, &b);
                 char text[100];
                 double seconds = b.tv_sec - a.tv_sec + 1e-9 * (b.tv_nsec - a.tv_nsec);
                 sprintf(text, "{{\"seconds\":[%.9f],\"result\":[{result}]}}", {share} * seconds), send(text, "", 0);
@@ -272,6 +272,28 @@ fn more_than_was_asked_for_is_no_answer() {
     let two = to.replace("\\\"seconds\\\":[", "\\\"seconds\\\":[0.02,");
     assert_ne!(two, to);
     beside_ours(&[(from, &two)], "failed", "it gave times of 2 steps and was asked for 1");
+}
+
+#[test]
+fn our_own_first_step_has_the_limits_of_the_programs_cell() {
+    let folder = tempfile::tempdir().unwrap();
+    let cell = "speed --program candle-flash --model full --preset ls-lra --set pooling=mean --len 16384 --mode infer";
+    let ends = [
+        ("--timeout 50ms", "timeout", "ran past its time limit"),
+        ("--memory-limit 16MiB", "oom", "the limit is 16.0 MiB"),
+    ];
+    for (limit, outcome, why) in ends {
+        let output = effattn(folder.path(), &format!("{cell} {limit} --threads 1 --no-plot --export-json -"));
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let theirs: Vec<&Value> =
+            all["rows"].as_array().unwrap().iter().filter(|row| row["program"] == "candle-flash").collect();
+        assert!(!theirs.is_empty(), "{all}");
+        for row in theirs {
+            let error = row["error"].as_str().unwrap_or_default();
+            let ours = error.starts_with("effattn's own first step");
+            assert!(row["outcome"] == outcome && ours && error.contains(why), "{row}");
+        }
+    }
 }
 
 /// Program, metric, outcome and value of the rows that `line` exports.

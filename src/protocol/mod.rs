@@ -145,6 +145,10 @@ pub fn work(link: &ParentLink, text: &[u8]) -> anyhow::Result<()> {
     match link.next::<WorkerRequest>()? {
         None => Ok(()),
         Some(WorkerRequest::Gate { request }) => golden_gate::work(link, &request),
+        Some(WorkerRequest::FirstStep { memory_limit, request }) => {
+            alloc::set_limit(usize::try_from(memory_limit).unwrap_or(usize::MAX));
+            Ok(measuring::first_step::work(link, &request, text)?)
+        }
         Some(WorkerRequest::Cell { protocol, memory_limit, request, conditions }) => {
             let Some(protocol) = find(&protocol) else { anyhow::bail!("there is no protocol {protocol}") };
             alloc::set_limit(usize::try_from(memory_limit).unwrap_or(usize::MAX));

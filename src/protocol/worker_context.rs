@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::protocol::model_spec::ModelSpec;
 use crate::run::outcome::CellFailure;
 use effattn_record::Outcome;
 use effattn_record::config::settings::{DeviceName, KernelName};
@@ -26,6 +27,13 @@ pub enum WorkerRequest {
         /// Where it finds and keeps things.
         conditions: WorkerContext,
     },
+    /// The first step of a model that a program gets, too.
+    FirstStep {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The model.
+        request: FirstStepRequest,
+    },
     /// The shipped golden files of some mechanisms.
     Gate {
         /// What to check.
@@ -42,6 +50,15 @@ pub struct GateRequest {
     pub kernel: KernelName,
     /// Where.
     pub device: DeviceName,
+}
+
+/// A model whose first step is made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FirstStepRequest {
+    /// The model.
+    pub spec: ModelSpec,
+    /// Where the step is written to.
+    pub file: PathBuf,
 }
 
 /// Inputs of a worker besides its request.

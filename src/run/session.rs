@@ -54,7 +54,8 @@ pub struct Session {
     pub resident_limit: u64,
     /// What is said while it runs.
     pub term: Term,
-    text: Option<tempfile::NamedTempFile>,
+    /// The text of the models, where it is not the built-in one: workers read it while this is here.
+    _text: Option<tempfile::NamedTempFile>,
 }
 
 /// What a session needs besides the plan.
@@ -158,7 +159,7 @@ impl Session {
             memory_limit: around.memory_limit,
             resident_limit: around.resident_limit,
             term: around.term,
-            text: around.text,
+            _text: around.text,
         };
         if strange > 0 {
             let reason = format!(
@@ -184,11 +185,6 @@ impl Session {
     /// The folder of results that the run folder lies in.
     pub fn results(&self) -> &Path {
         &self.results
-    }
-
-    /// The text that inputs are cut from, where it is not the built-in one.
-    pub fn text(&self) -> Option<&Path> {
-        self.text.as_ref().map(tempfile::NamedTempFile::path)
     }
 
     /// The run folder.

@@ -1,37 +1,28 @@
 //! Cells of other programs: the same cells, weights and inputs as ours, asked over their pipe.
 
 use std::fmt;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use candle_core::{Device, Tensor};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::input_text;
-use super::worker::{Answer, time_limit};
+use super::first_step::{self, FirstStep};
+use super::worker::{Answer, Bounds, time_limit};
 use crate::program::abilities::Abilities;
 use crate::program::description::Description;
-use crate::program::wire::{Message, Tensors};
+use crate::program::wire::Message;
 use crate::program::{Conditions, Program};
-use crate::protocol::model_spec::{ModelSpec, compute_as};
-use crate::run::outcome::{self, CellFailure};
+use crate::protocol::model_spec::ModelSpec;
+use crate::run::RunError;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::run::session::Session;
-use crate::run::worker::TICK;
-use crate::run::{CancelToken, RunError};
+use effattn_model::ClassifierConfig;
 use effattn_model::attention::OutputForm;
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::batch::{ModelInput, SyntheticInput};
-use effattn_model::family::{Architecture, ResolveError};
-use effattn_model::nn::dropout::DropoutRng;
-use effattn_model::nn::embedding::Positions;
-use effattn_model::nn::ffn::FfnActivation;
-use effattn_model::nn::params::ParamBuilder;
-use effattn_model::preset::ClassifierPreset;
-use effattn_model::{ClassifierConfig, Pooling};
-use effattn_record::config::settings::{DtypeName, KernelName};
-use effattn_record::{Outcome, Pass, Row, file};
+use effattn_record::config::settings::DtypeName;
+use effattn_record::{Outcome, Row};
 
 /// The name of effattn in the column `program`.
 pub const OURS: &str = "effattn";
@@ -165,20 +156,20 @@ impl ProgramCell {
         spec: &ModelSpec,
         warmup: WarmUp,
         timeout: Option<f64>,
-        limit: u64,
+        bounds: Bounds,
         session: &Session,
     ) -> Answer<Self> {
         let description =
             Description::find(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
-        let threads = session.launcher.threads;
-        let conditions = Conditions { time: None, resident_limit: limit, stop: &session.stop };
+        let limit = bounds.resident_limit;
+        let conditions = Conditions { time: None, resident_limit: limit, stop: bounds.stop };
         let left = time_limit(timeout).unwrap_or(Duration::MAX);
-        let mut program = told!(Program::start(&description, threads, &conditions));
+        let mut program = told!(Program::start(&description, bounds.launcher.threads, &conditions));
         let abilities = told!(Abilities::of(&mut program, &description, &conditions));
         if let Err(reason) = able(&abilities, spec) {
             return Ok(Err(CellFailure::new(Outcome::Unsupported, reason)));
         }
-        let prepared = told!(prepare(&description, spec, threads, (left, session)));
+        let prepared = told!(prepare(&description, spec, left, (bounds, session.path())));
         told!(program.ask(prepared.message, &conditions));
         let mut cell = Self { program, left, held: 0, clocks: (0.0, 0.0) };
         let first = told!(cell.steps(1, f64::MAX, limit, session));
@@ -260,92 +251,24 @@ struct PreparedCell {
     result: Vec<f64>,
 }
 
-/// The model of `spec`, if the contract has words for it.
-fn model(spec: &ModelSpec, choice: &MechanismChoice) -> Result<ClassifierConfig, String> {
-    let form =
-        ClassifierPreset::find(&spec.preset).and_then(|preset| preset.form(None, choice.entry.name).ok());
-    let form = form.filter(|form| form.towers == 1 && spec.pass != Pass::Decode);
-    let Some(mut form) = form else {
-        return Err(format!(
-            "programs infer and train a classifier of documents, not {} {}; choose --preset lra-repo",
-            spec.preset, spec.pass
-        ));
-    };
-    spec.sizes.apply(&mut form.backbone);
-    if let Some(name) = &spec.sizes.pooling {
-        form.pooling = Pooling::find(name);
-    }
-    let config = form.model(choice.entry, choice.knobs.clone(), spec.len as usize);
-    let backbone = &config.backbone;
-    let plain = backbone.positions == Positions::Learned
-        && backbone.activation == FfnActivation::Gelu
-        && backbone.dropout == 0.0
-        && backbone.attention_dropout == 0.0
-        && matches!(config.pooling, Pooling::Mean | Pooling::First | Pooling::ClsFront);
-    match plain && (choice.entry.needs)(&config.knobs).conv.is_none() {
-        true => Ok(config),
-        false => Err(
-            "programs have learned positions, exact GELU, no dropout, no convolution, and pooling mean, first or \
-             cls-front; choose --preset lra-repo, or --set pooling=mean"
-                .to_owned(),
-        ),
-    }
-}
-
-/// What the program is given. Our own first step may take as long as the cell may.
+/// What the program is given. Our own first step may take as long as the cell may, and as much memory.
 fn prepare(
     description: &Description,
     spec: &ModelSpec,
-    threads: usize,
-    (most, session): (Duration, &Session),
+    most: Duration,
+    (bounds, folder): (Bounds, &Path),
 ) -> Answer<PreparedCell> {
-    let unsupported = |reason: String| CellFailure::new(Outcome::Unsupported, reason);
-    let wrong = |error: ResolveError| CellFailure::new(Outcome::Failed, error.to_string());
-    let asked = || -> Result<_, CellFailure> {
-        let choice = spec.choice().map_err(wrong)?;
-        let config = model(spec, &choice).map_err(unsupported)?;
-        let text = match session.text() {
-            Some(path) => file::read(path)?,
-            None => input_text::embedded().bytes,
-        };
-        Ok((choice, config, text))
+    let failed = |outcome, reason: String| Ok(Err(CellFailure::new(outcome, reason)));
+    let choice = match spec.choice() {
+        Ok(choice) => choice,
+        Err(error) => return failed(Outcome::Failed, error.to_string()),
     };
-    let (choice, config, text) = told!(Ok::<_, RunError>(asked()));
-    let given = told!(own_step(spec, &config, text, (most, &session.stop)));
-    Ok(message(description, spec, threads, (&choice, &config), given))
-}
-
-/// [`tensors`], on a thread that is left behind on Ctrl-C: nothing else ends a step. One that took longer than `most` is waited for,
-/// so that nothing is measured beside it, and does not count.
-fn own_step(
-    spec: &ModelSpec,
-    config: &ClassifierConfig,
-    text: Vec<u8>,
-    (most, stop): (Duration, &CancelToken),
-) -> Answer<OwnStep> {
-    let (spec, config, start) = (spec.clone(), config.clone(), Instant::now());
-    let (done, made) = mpsc::channel();
-    std::thread::spawn(move || {
-        compute_as(KernelName::Fused, DtypeName::F32);
-        let _ = done.send(tensors(&spec, &config, &text)); // nobody may be waiting any more
-    });
-    loop {
-        match made.recv_timeout(TICK) {
-            Ok(_) if start.elapsed() > most => {
-                let (took, most) = (start.elapsed().as_secs_f64(), most.as_secs_f64());
-                let reason = format!(
-                    "effattn's own first step, which the program's is held against, took {took:.1} s, more than {most:.1} s"
-                );
-                return Ok(Err(CellFailure::new(Outcome::Timeout, reason)));
-            }
-            Ok(step) => return Ok(step.map_err(|error| outcome::of_error(&error))),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Ok(Err(CellFailure::new(Outcome::Failed, "effattn's own first step panicked")));
-            }
-            Err(RecvTimeoutError::Timeout) if stop.is_cancelled() => return Err(RunError::Stopped),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
+    let config = match first_step::model(spec, &choice) {
+        Ok(config) => config,
+        Err(reason) => return failed(Outcome::Unsupported, reason),
+    };
+    let given = told!(first_step::make(spec, most, bounds, folder));
+    Ok(Ok(message(description, spec, bounds.launcher.threads, (&choice, &config), given)))
 }
 
 /// The request that gives a program the model `config` of `spec`, with what our own step began with and gave.
@@ -354,8 +277,8 @@ fn message(
     spec: &ModelSpec,
     threads: usize,
     (choice, config): (&MechanismChoice, &ClassifierConfig),
-    (tensors, constants, result): OwnStep,
-) -> Result<PreparedCell, CellFailure> {
+    given: FirstStep,
+) -> PreparedCell {
     let needs = (choice.entry.needs)(&config.knobs);
     let backbone = &config.backbone;
     let projections: Vec<Value> = needs
@@ -391,53 +314,12 @@ fn message(
         .with("global", needs.global)
         .with("residual", needs.residual)
         .with("output", form)
-        .with("constants", constants)
+        .with("constants", given.constants)
         .with(
             "optimizer",
             json!({"name": "adamw", "lr": 1e-4, "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0.1}),
-        )
-        .with_tensors(&tensors)
-        .map_err(|error| outcome::of_error(&error))?;
-    Ok(PreparedCell { message, result })
-}
-
-/// Weights, constants and batches; names of the constants; and logits or loss of the first batch.
-type OwnStep = (Tensors, Vec<String>, Vec<f64>);
-
-fn tensors(spec: &ModelSpec, config: &ClassifierConfig, text: &[u8]) -> candle_core::Result<OwnStep> {
-    let builder = ParamBuilder::seeded(spec.seed, &Device::Cpu, false);
-    let batch = spec.batch as usize;
-    let mut net = config.build_measured(&builder, batch)?;
-    let params = builder.finish();
-    let mut tensors = Tensors::new();
-    for name in params.names() {
-        tensors.insert(name.to_owned(), params.value(name)?);
-    }
-    let constants: Vec<String> = params.constants().keys().cloned().collect();
-    tensors.extend(params.constants().iter().map(|(name, tensor)| (name.clone(), tensor.clone())));
-    let wanted = SyntheticInput { text, batch, len: spec.len as usize, seed: spec.seed };
-    let batches = config.synthetic_batches(&wanted, &Device::Cpu)?;
-    let (mut ids, mut labels) = (Vec::new(), Vec::new());
-    for batch in &batches {
-        if let ModelInput::Tokens(tokens) = &batch.input {
-            ids.push(tokens.ids.clone());
-            labels.push(batch.labels.clone());
-        }
-    }
-    tensors.insert("ids".to_owned(), Tensor::stack(&ids, 0)?);
-    tensors.insert("labels".to_owned(), Tensor::stack(&labels, 0)?);
-    let Some(first) = batches.first() else { candle_core::bail!("there is no batch") };
-    let result = match spec.pass {
-        Pass::Train => {
-            let loss = net.loss(first, DropoutRng::new(spec.seed))?;
-            vec![f64::from(loss.sum.to_scalar::<f32>()?) / loss.count]
-        }
-        Pass::Infer | Pass::Decode => {
-            let logits = net.forward(first)?.flatten_all()?.to_vec1::<f32>()?;
-            logits.into_iter().map(f64::from).collect()
-        }
-    };
-    Ok((tensors, constants, result))
+        );
+    PreparedCell { message: Message { body: given.tensors, ..message }, result: given.result }
 }
 
 /// Whether the result of a program's first step, as much of it as it sent, is `ours`.

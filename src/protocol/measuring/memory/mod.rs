@@ -250,7 +250,7 @@ fn measure_program(
     let steps = peak::STEPS.0 as u64;
     // however long they take: the second one finds every cache filled, and moments beside activations
     let warmup = WarmUp { steps, seconds: f64::INFINITY };
-    let cell = match ProgramCell::start(word, spec, warmup, *timeout, session.resident_limit, session)? {
+    let cell = match ProgramCell::start(word, spec, warmup, *timeout, Bounds::of(session), session)? {
         Ok(cell) => cell,
         Err(failure) => return Ok(Err(failure)),
     };

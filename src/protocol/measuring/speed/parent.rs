@@ -9,6 +9,7 @@ use super::process::{CellEnd, CellProcess, OwnProcess};
 use super::rows;
 use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::measuring::program::{ProgramCell, WarmUp};
+use crate::protocol::measuring::worker::Bounds;
 use crate::protocol::worker_context::WorkerContext;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
@@ -60,7 +61,8 @@ impl CellWorkers for Workers<'_, '_> {
             Some(word) => {
                 let warmup = WarmUp { steps: request.measure.warmup, seconds: request.measure.max_time };
                 let (spec, session) = (&request.spec, &*self.runner.session);
-                match ProgramCell::start(word, spec, warmup, cell.timeout, resident_limit, session)? {
+                let bounds = Bounds { memory_limit: limit, resident_limit, ..Bounds::of(session) };
+                match ProgramCell::start(word, spec, warmup, cell.timeout, bounds, session)? {
                     Ok(process) => (Box::new(process), Ok(())),
                     Err(failure) => return Ok(Started::Ended(failure)),
                 }
