@@ -79,9 +79,21 @@ fn signal(process: u32, name: &str) {
 }
 
 /// Processes whose parent is `process`.
-fn children(process: u32) -> Vec<u32> {
+pub fn children(process: u32) -> Vec<u32> {
     let output = Command::new("ps").args(["-o", "pid=", "--ppid", &process.to_string()]).output().unwrap();
     String::from_utf8_lossy(&output.stdout).split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// Kills `child`, and waits for its workers, which end a moment later and may be writing until then.
+pub fn kill_with_workers(child: &mut Child) {
+    let workers = children(child.id());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let start = Instant::now();
+    while workers.iter().any(|worker| is_alive(*worker)) {
+        assert!(start.elapsed() < Duration::from_secs(60), "a worker outlives its parent");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 fn is_alive(process: u32) -> bool {

@@ -14,6 +14,8 @@ use effattn::model::roberta::{Roberta, RobertaConfig, Top};
 use effattn::nn::params::ParamBuilder;
 use effattn::record::{Outcome, Row, csv};
 
+use crate::run::kill_with_workers;
+
 fn effattn(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_effattn"));
     let cache = folder.join("cache");
@@ -200,8 +202,7 @@ fn a_masked_language_model_whose_loss_is_not_finite_is_a_row() {
         assert!(start.elapsed() < Duration::from_secs(120), "no checkpoint was written");
         std::thread::sleep(Duration::from_millis(5));
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    kill_with_workers(&mut child);
     let file = saved().unwrap();
     let mut bytes = fs::read(&file).unwrap();
     let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::run::children;
 use effattn::record::{Row, csv};
 
 fn words(line: &str) -> Vec<&str> {
@@ -141,12 +142,6 @@ fn fresh(command: &str) -> tempfile::TempDir {
         expressions(folder.path());
     }
     folder
-}
-
-/// Processes whose parent is `process`.
-fn children(process: u32) -> Vec<u32> {
-    let output = Command::new("ps").args(["-o", "pid=", "--ppid", &process.to_string()]).output().unwrap();
-    String::from_utf8_lossy(&output.stdout).split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 fn signal(process: u32, name: &str) -> bool {
