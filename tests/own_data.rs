@@ -105,7 +105,7 @@ fn what_cannot_be_drawn_of_a_trained_model_says_what_can() {
     works(folder, "plot norms --weights latest --example 1");
     works(folder, &format!("{train} --set pooling=mean"));
     works(folder, plot);
-    for flag in ["causal", "head 0", "seed 1"] {
+    for flag in ["causal", "head 0", "seed 1", "model ls", "suite cos-figure3"] {
         let told = refused(folder, &format!("{plot} --{flag}"));
         assert!(told.contains("is of mechanisms without a model"), "{told}");
     }

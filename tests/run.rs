@@ -413,8 +413,7 @@ fn compare_refuses_times_of_a_machine_in_another_state() {
         let mut manifest = read();
         change(&mut manifest);
         fs::write(b.join("manifest.json"), manifest.to_string()).unwrap();
-        let sides = format!("{0},{0}", a.display());
-        let output = run(folder, &[&["compare", &sides, "b,b"], more].concat());
+        let output = run(folder, &[&["compare", a.to_str().unwrap(), "b"], more].concat());
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output))
     };
     // the run itself may have been disturbed

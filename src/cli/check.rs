@@ -71,7 +71,8 @@ pub struct Args {
 impl Args {
     /// Tries what can be wrong, and sets the number of CPU threads, which it gives.
     pub(super) fn begin(&self) -> Result<usize> {
-        self.exports.check()?;
+        let programs: Vec<PathBuf> = self.program.iter().map(PathBuf::from).collect();
+        self.exports.check(&programs)?;
         for models in [&self.model, &self.exclude].into_iter().flatten() {
             choose(models)?;
         }
@@ -289,7 +290,9 @@ pub(super) fn ratio(row: &Row, value: Option<f64>) -> Row {
 }
 
 pub(super) fn of_verdict(row: &Row, verdict: &FileVerdict) -> Row {
-    let row = ratio(row, Some(verdict.error_over_tolerance));
+    // where an output is missing or of another shape nothing was compared, and 0 would say that it is exact
+    let compared = verdict.problem.is_none() || !verdict.worst.is_empty();
+    let row = ratio(row, compared.then_some(verdict.error_over_tolerance));
     if verdict.passed() {
         return row.with_outcome(Outcome::Ok, None);
     }
@@ -375,4 +378,28 @@ fn red(rows: &[Row]) -> Option<Table> {
     let columns = ["file", "what is wrong"].map(str::to_owned).to_vec();
     let table = Table { title: "Red".to_owned(), columns, rows: lines, ..Table::default() };
     (!table.rows.is_empty()).then_some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_which_nothing_was_compared_has_no_error() {
+        let verdict = |problem: Option<&str>, worst: &str| FileVerdict {
+            name: "a".to_owned(),
+            mechanism: "ls".to_owned(),
+            error_over_tolerance: 0.0,
+            worst: worst.to_owned(),
+            element: None,
+            problem: problem.map(str::to_owned),
+            idle: Vec::new(),
+        };
+        let row = |verdict| of_verdict(&Row::new("check", "ls"), &verdict);
+        let missing = row(verdict(Some("out has shape [1], expected [2]"), ""));
+        assert_eq!((missing.outcome, missing.value), (Outcome::Failed, None));
+        assert_eq!(table(&[missing]).rows[0].last().map(String::as_str), Some("-"));
+        assert_eq!(row(verdict(Some("grad is not finite"), "out")).value, Some(0.0), "out was compared");
+        assert_eq!(row(verdict(None, "")).value, Some(0.0), "every number is exact");
+    }
 }

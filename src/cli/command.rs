@@ -11,12 +11,15 @@ use super::value_names::{self, NamedValues};
 use crate::protocol::definition::Flag;
 use crate::protocol::grid::GridFlags;
 use crate::protocol::lra::EVAL;
+use crate::protocol::own_data::{DATA, TOKENIZER};
 use crate::protocol::training::QUICK_SECONDS;
+use crate::protocol::vision::WEIGHTS;
 use crate::protocol::{self, Protocol};
 use crate::run::manifest::Manifest;
 use crate::run::shard::Shard;
+use effattn_data::own::OwnFiles;
 use effattn_model::family::attention;
-use effattn_record::config::lists::Models;
+use effattn_record::config::lists::{Models, Words};
 use effattn_record::config::settings::{DtypeName, KernelName, Setting, Settings};
 use effattn_record::config::suite::Suite;
 use effattn_record::config::units::Seconds;
@@ -268,7 +271,30 @@ pub fn started(folder: &Path) -> (String, u64) {
     manifest.map_or_else(Default::default, |manifest| (manifest.start, manifest.order))
 }
 
+/// Files that are read of a folder with a tokenizer or an encoder.
+const READ_OF_FOLDERS: [&str; 5] =
+    ["tokenizer.json", "vocab.json", "merges.txt", "config.json", "model.safetensors"];
+
 impl CommandArgs {
+    /// Files that the command reads, as far as it names them: no export may take their place.
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        let said = self.flags.user_settings();
+        let words = |list: Option<Words>| list.map_or_else(Vec::new, |Words(list)| list);
+        let data = DATA.of(&said).and_then(|files| OwnFiles::name_of(&files, None).ok());
+        let named = words(said.task.clone()).into_iter().chain(data);
+        let own = named.filter_map(|name| OwnFiles::of(&name).ok().flatten());
+        let mut all: Vec<PathBuf> =
+            own.flat_map(|own| own.files.into_iter().chain([PathBuf::from(own.tokenizer)])).collect();
+        let paths = [TOKENIZER.of(&said), WEIGHTS.of(&said), self.flags.suite.clone()];
+        let paths = paths.into_iter().flatten().chain(words(said.from.clone()));
+        all.extend(paths.chain(self.programs.iter().cloned()).map(PathBuf::from));
+        all.extend(self.reference.iter().cloned());
+        let parts = all.iter().flat_map(|path| READ_OF_FOLDERS.map(|name| path.join(name)));
+        let parts: Vec<PathBuf> = parts.collect();
+        all.extend(parts);
+        all
+    }
+
     /// What `matches` say to the command of `protocol`.
     pub fn from_matches(protocol: &'static dyn Protocol, matches: &ArgMatches) -> Result<Self> {
         let mut settings = Settings::NONE;

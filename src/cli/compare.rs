@@ -12,7 +12,7 @@ use super::stored_runs::StoredRun;
 use crate::run::manifest::Manifest;
 use crate::term::{self, Term, Warning};
 use effattn_record::report::compare::{ComparedRun, RunCalibration, RunMachine, compare_runs, differences};
-use effattn_record::{Row, csv, file, json};
+use effattn_record::{Outcome, Row, csv, file, json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -67,7 +67,7 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
-    args.exports.check()?;
+    args.exports.check(&inputs(&args.rows))?;
     let (before, now) = match (&args.rows[..], &args.baseline) {
         ([now], Some(name)) => (Some(baseline(&args.baselines_dir, name)?), side(now)?),
         ([before, now], None) => (Some(side(before)?), side(now)?),
@@ -163,9 +163,21 @@ struct ComparedSide {
 
 impl ComparedSide {
     fn read<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        let (mut runs, mut manifests) = (Vec::new(), Vec::new());
+        let (mut runs, mut manifests): (Vec<ComparedRun>, Vec<Value>) = (Vec::new(), Vec::new());
+        let mut places: Vec<PathBuf> = Vec::new();
         for path in paths {
             let json::Export { manifest, rows } = measured(path)?;
+            // a run that counts twice looks like two that agree; a copy of it has its id and its rows
+            let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let copied = |(run, known): (&ComparedRun, &Value)| {
+                !known["id"].is_null() && known["id"] == manifest["id"] && run.rows == rows
+            };
+            ensure!(
+                !places.contains(&place) && !runs.iter().zip(&manifests).any(copied),
+                "{} is given twice; name each run once on a side",
+                path.display()
+            );
+            places.push(place);
             // of a run: an export of other programs has no such manifest
             let machine =
                 Manifest::deserialize(&manifest).map_or_else(|_| RunMachine::default(), |it| machine(&it));
@@ -193,6 +205,16 @@ fn baseline(folder: &Path, name: &str) -> Result<ComparedSide> {
         format!("known: {}", names.join(", "))
     };
     bail!("no baseline {name:?} in {} ({known}); --save-baseline {name} creates one", folder.display())
+}
+
+/// Files of what is compared: those that are named, and those of the run folders that are.
+fn inputs(rows: &[PathBuf]) -> Vec<PathBuf> {
+    let parts = |list: &PathBuf| -> Vec<PathBuf> {
+        let list = list.to_string_lossy();
+        list.split(',').filter(|part| !part.is_empty()).map(PathBuf::from).collect()
+    };
+    let named = rows.iter().flat_map(|list| parts(list).into_iter().chain([list.clone()]));
+    named.flat_map(|path| [path.join("rows.csv"), path.join("manifest.json"), path]).collect()
 }
 
 /// The runs of one side: a path, or several joined by commas.
@@ -226,11 +248,31 @@ fn measured(path: &Path) -> Result<json::Export> {
         format!("{} cannot be read; give a run folder, its rows.csv or an exported file (effattn status lists runs)", path.display())
     })?;
     let place = || path.display().to_string();
-    if path.extension().is_some_and(|extension| extension == "json") {
-        return json::from_str(&text).with_context(place);
+    let export = if path.extension().is_some_and(|extension| extension == "json") {
+        json::from_str(&text).with_context(place)?
+    } else {
+        json::Export { manifest: Value::Null, rows: csv::from_str(&text).with_context(place)? }
+    };
+    numbers(&export.rows).with_context(place)?;
+    Ok(export)
+}
+
+/// Makes sure that every cell of a file that is ok has a number, and every step a time: nothing says that we wrote the file. In
+/// a run folder what is no number counts as gone.
+fn numbers(rows: &[Row]) -> Result<()> {
+    for (at, row) in rows.iter().enumerate().filter(|(_, row)| row.outcome == Outcome::Ok) {
+        let Some(value) = row.value else { continue };
+        let (number, label, metric) = (at + 1, row.label(), &row.metric);
+        ensure!(
+            value.is_finite(),
+            "row {number} ({label}) is ok, but its {metric} is {value}, which is no finite number"
+        );
+        ensure!(
+            metric != "step_time" || value > 0.0,
+            "row {number} ({label}) is ok, but its {metric} is {value}, and a time is above 0"
+        );
     }
-    let rows = csv::from_str(&text).with_context(place)?;
-    Ok(json::Export { manifest: Value::Null, rows })
+    Ok(())
 }
 
 #[cfg(test)]
@@ -250,10 +292,19 @@ mod tests {
 
     /// Exit code or message of `compare LINE` in a folder with three files of rows.
     fn said(line: &str, folder: &Path) -> std::result::Result<u8, String> {
-        for (name, device, seconds) in [("a", "cpu", 1.0), ("b", "cpu", 1.5), ("m", "metal", 1.0)] {
+        for (name, device, seconds) in [
+            ("a", "cpu", 1.0),
+            ("a2", "cpu", 1.0),
+            ("b", "cpu", 1.5),
+            ("b2", "cpu", 1.5),
+            ("m", "metal", 1.0),
+            ("zero", "cpu", 0.0),
+            ("less", "cpu", -5.0),
+        ] {
             let row =
                 Row { device: device.to_owned(), std: Some(0.01), n: Some(20), ..Row::new("speed", "ls") };
-            let text = csv::to_string(&[row.with("step_time", "s", Some(seconds))]).unwrap();
+            let row = row.with("step_time", "s", Some(seconds)).with_outcome(Outcome::Ok, None);
+            let text = csv::to_string(&[row]).unwrap();
             std::fs::write(folder.join(format!("{name}.csv")), text).unwrap();
         }
         let line = line.replace("DIR", &folder.display().to_string());
@@ -273,7 +324,8 @@ mod tests {
             ("DIR/a.csv --save-baseline main", 0),
             ("DIR/b.csv --baseline main", 0),
             ("DIR/b.csv --baseline main --fail-if-regression 5%", term::FAILED),
-            ("DIR/a.csv,DIR/a.csv DIR/b.csv,DIR/b.csv --fail-if-regression 5%", term::FAILED),
+            ("DIR/a.csv,DIR/a2.csv DIR/b.csv,DIR/b2.csv --fail-if-regression 5%", term::FAILED),
+            ("DIR/a.csv DIR/a.csv --fail-if-regression 5%", 0),
         ] {
             assert_eq!(said(line, folder.path()), Ok(code), "{line}");
         }
@@ -293,6 +345,34 @@ mod tests {
         assert_eq!(said("DIR/d.json --save-baseline main", folder.path()), Ok(0));
         let refused = said(&format!("DIR/a.csv {gate}"), folder.path()).unwrap_err();
         assert!(refused.contains("the gate cannot tell"), "{refused}");
+    }
+
+    #[test]
+    fn a_copy_of_a_run_is_no_second_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = Row::new("speed", "ls").with("step_time", "s", Some(1.0));
+        let kept = |name: &str, rows: Vec<Row>| {
+            let manifest = serde_json::to_value(Manifest::new(&Plan::default(), "id")).unwrap();
+            let text = json::to_string(&json::Export { manifest, rows }).unwrap();
+            std::fs::write(folder.path().join(name), text).unwrap();
+        };
+        kept("c.json", vec![row.clone()]);
+        kept("d.json", vec![row.clone()]);
+        kept("e.json", vec![row.with("step_time", "s", Some(2.0))]);
+        let twice = said("DIR/c.json,DIR/d.json DIR/c.json", folder.path()).unwrap_err();
+        assert!(twice.contains("d.json is given twice"), "{twice}");
+        assert_eq!(said("DIR/c.json,DIR/e.json DIR/c.json", folder.path()), Ok(0), "of two machines");
+    }
+
+    #[test]
+    fn a_file_whose_number_is_none_is_named_with_the_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = Row::new("speed", "ls").with("step_time", "s", Some(1.0));
+        let row = row.with_outcome(Outcome::Ok, None);
+        let nan = Row { value: Some(f64::NAN), ..row.clone() };
+        std::fs::write(folder.path().join("n.csv"), csv::to_string(&[row, nan]).unwrap()).unwrap();
+        let refused = said("DIR/a.csv DIR/n.csv", folder.path()).unwrap_err();
+        assert!(refused.contains("n.csv: row 2 (ls) is ok, but its step_time is NaN"), "{refused}");
     }
 
     #[test]
@@ -325,6 +405,9 @@ mod tests {
             ("DIR DIR", "is not a run folder"),
             ("DIR/a.csv,DIR/c.csv DIR/b.csv", "c.csv cannot be read"),
             ("DIR/a.csv,DIR/b.csv --save-baseline x", "keeps the rows of one run"),
+            ("DIR/a.csv,DIR/b.csv,DIR/./a.csv DIR/b.csv", "a.csv is given twice"),
+            ("DIR/a.csv DIR/zero.csv", "zero.csv: row 1 (ls) is ok, but its step_time is 0, and a time"),
+            ("DIR/less.csv DIR/a.csv", "less.csv: row 1 (ls) is ok, but its step_time is -5, and a time"),
         ] {
             let error = said(line, folder.path()).unwrap_err();
             assert!(error.contains(says), "{line}: {error}");

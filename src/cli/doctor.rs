@@ -102,7 +102,7 @@ impl Findings {
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
-    args.exports.check()?;
+    args.exports.check(&[])?;
     let count = args.threads.map_or_else(threads::available, |count| count as usize);
     threads::set(count, threads::PlainOperations::OnCaller);
     let mut found = Findings::default();

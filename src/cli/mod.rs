@@ -22,6 +22,7 @@ pub mod plot;
 mod quick;
 mod report;
 mod report_overview;
+mod report_suites;
 mod run;
 mod status;
 mod stored_drawings;
@@ -30,11 +31,12 @@ mod submit;
 mod value_names;
 mod worker;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use log::Level;
 
 use crate::program::{candle_flash, description};
 use crate::protocol;
@@ -42,6 +44,7 @@ use crate::run::RunError;
 use crate::term::{Color, STOPPED, Term, USAGE, Verbosity, is_closed};
 use effattn_kernel::device::simd;
 use effattn_record::config::settings::Setting;
+use effattn_record::text::visible as visible_text;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -245,7 +248,19 @@ fn words(error: &anyhow::Error) -> String {
 fn init_log(verbose: bool) {
     let level = if verbose { "info" } else { "warn" };
     let env = env_logger::Env::new().filter_or("EFFATTN_LOG", level);
-    let _ = env_logger::Builder::from_env(env).format_timestamp(None).try_init();
+    let mut builder = env_logger::Builder::from_env(env);
+    // as Term says it; who debugs wants to know where it comes from
+    builder.format(|out, record| {
+        let style = out.default_level_style(record.level());
+        let text = visible_text(&record.args().to_string());
+        match record.level() {
+            Level::Error => writeln!(out, "{style}error:{style:#} {text}"),
+            Level::Warn => writeln!(out, "{style}warning:{style:#} {text}"),
+            Level::Info => writeln!(out, "{text}"),
+            level => writeln!(out, "{style}{level}{style:#} {}: {text}", record.target()),
+        }
+    });
+    let _ = builder.try_init();
 }
 
 /// What to say of a flag that other protocols take.
@@ -291,12 +306,30 @@ fn usage(error: &clap::Error) -> u8 {
     let command = usage.as_deref().and_then(|usage| usage.split(" [").next()).unwrap_or(&asked);
     let command = command.split(" <").next().unwrap_or(command).split(" -").next().unwrap_or(command);
     let term = Term::new(Verbosity::Quiet, Color::Auto);
-    term.error(&said.join("; "));
+    term.error(&sentence(&said));
     if std::io::stderr().is_terminal() || usage.is_some() {
-        use std::io::Write;
         drop(writeln!(std::io::stderr(), "see `{} --help`", command.trim()));
     }
     USAGE
+}
+
+/// Lines of one mistake as a sentence: what a line with a colon at its end lists follows it.
+fn sentence(lines: &[String]) -> String {
+    let mut said = String::new();
+    let mut lists = false;
+    for line in lines {
+        let values = line.strip_prefix("[possible values: ").and_then(|rest| rest.strip_suffix(']'));
+        let between = match said.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) if lists && !line.starts_with("tip: ") => ", ",
+            Some(_) => "; ",
+        };
+        said.push_str(between);
+        said.push_str(&values.map_or_else(|| line.clone(), |values| format!("possible values: {values}")));
+        lists |= line.ends_with(':');
+    }
+    said
 }
 
 /// The commands that people see, for manual pages and completions.
@@ -309,4 +342,22 @@ fn visible() -> Command {
         .after_help(EXAMPLES)
         .args(full.get_arguments().cloned())
         .subcommands(visible.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sentence;
+
+    #[test]
+    fn lines_of_a_mistake_become_a_sentence() {
+        let of = |lines: &[&str]| sentence(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
+        for (lines, says) in [
+            (&["these are missing:", "<A>", "--b <B>"][..], "these are missing: <A>, --b <B>"),
+            (&["invalid 'x'", "[possible values: a, b]"][..], "invalid 'x'; possible values: a, b"),
+            (&["unexpected 'x'", "tip: did you mean 'y'?"][..], "unexpected 'x'; tip: did you mean 'y'?"),
+            (&["alone"][..], "alone"),
+        ] {
+            assert_eq!(of(lines), says);
+        }
+    }
 }

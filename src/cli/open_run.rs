@@ -95,7 +95,7 @@ fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunS
     }
     let mut term = term;
     if args.output.dry_run {
-        args.exports.check()?;
+        args.exports.check(&args.inputs())?;
         let tried = fit_quick(args, (&mut grid, &mut plan), &ready, &mut term)?;
         if let Some(shard) = args.output.shard {
             let owners = PlanFile::of(&plan).assign_shards(shard.count);
@@ -329,7 +329,7 @@ fn writable(args: &CommandArgs) -> Result<()> {
             anyhow::anyhow!("{flag} {} cannot be written ({error}); choose another folder", path.display())
         })
     };
-    args.exports.check()?;
+    args.exports.check(&args.inputs())?;
     writable("--output-path", &args.output.output_path)?;
     if !args.output.no_plot {
         writable("--plots-dir", &args.output.plots_dir)?;
@@ -353,6 +353,10 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
         anyhow::bail!("--fit {fit} is looked for in effattn only; leave out --fit or --program");
     }
     let cells = if programs.is_empty() { cells } else { measuring::with_programs(cells, &programs) };
+    let mut data = BTreeMap::new();
+    for (_, program) in &programs {
+        data.extend(program.hash()?.map(|hash| (program.data_name(), hash)));
+    }
     Ok(Plan {
         name: suite.map_or_else(|| protocol.name().to_owned(), |suite| suite.name.clone()),
         command: protocol.name().to_owned(),
@@ -362,7 +366,7 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
         cells,
         machine: machine::identity(),
         accelerator: ready.accelerator.clone(),
-        data: BTreeMap::new(),
+        data,
         threads: ready.threads,
         device: ready.device.to_string(),
         seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
@@ -424,7 +428,9 @@ fn header(plan: &Plan, amount: String, ready: &MachineLimits) -> String {
         }
     };
     let dtype = listed(plan, |row| Some(row.dtype.clone()));
-    let kernel = listed(plan, |row| Some(row.kernel.clone()));
+    // what another program computes has no kernels of ours
+    let kernel = listed(plan, |row| (!row.kernel.is_empty()).then(|| row.kernel.clone()));
+    let kernel = if kernel.is_empty() { String::new() } else { format!(", {kernel} kernels") };
     let (limit, command) = (Bytes(ready.memory_limit), &plan.command);
-    format!("effattn {command} · {amount} · {place} · {dtype}, {kernel} kernels · limit {limit}")
+    format!("effattn {command} · {amount} · {place} · {dtype}{kernel} · limit {limit}")
 }

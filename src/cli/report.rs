@@ -7,14 +7,13 @@ use clap::ValueEnum;
 
 use super::curves;
 use super::report_overview;
+use super::report_suites;
 use super::stored_drawings;
 use super::stored_runs::{
     StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, or_left_out, step_samples,
 };
 use crate::protocol;
 use crate::protocol::definition::ResultView;
-use crate::protocol::grid::{Grid, GridEntry, GridFlags};
-use crate::protocol::resolve;
 use crate::protocol::trained_metrics;
 use crate::term::{self, Term};
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
@@ -90,6 +89,16 @@ pub struct Args {
     splice: Option<PathBuf>,
 }
 
+/// Refuses a report in the place of a file that it is made from.
+fn ensure_no_result(path: &Path, runs: &[StoredRun]) -> Result<()> {
+    let Ok(place) = path.canonicalize() else { return Ok(()) };
+    let files = |run: &StoredRun| ["rows.csv", "manifest.json"].map(|name| run.folder.join(name));
+    if runs.iter().flat_map(files).any(|file| file.canonicalize().is_ok_and(|file| file == place)) {
+        bail!("-o {} is a file of the results that the report is of; give another name", path.display());
+    }
+    Ok(())
+}
+
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let runs = StoredRun::find_all(&args.results)?;
     let suite = args.suite.as_deref().map(|asked| suite_in_rows(asked, &runs)).transpose()?;
@@ -108,6 +117,9 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         bail!(
             "{results} has matrices and no rows, and Markdown shows no charts: effattn report {results} -o report.html"
         );
+    }
+    if let Some(path) = &args.output {
+        ensure_no_result(path, &runs)?;
     }
     if let Some(path) = &args.splice {
         let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -253,8 +265,8 @@ fn papers(stored: &Stored, only: Option<&str>) -> Result<(Vec<Section>, Vec<Sect
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| !is_first_look(row)).collect();
     let metrics = trained_metrics();
     let (mut filled, mut empty) = (Vec::new(), Vec::new());
-    let suites: Vec<Suite> =
-        BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
+    let mut suites = report_suites::shipped()?;
+    suites.extend(report_suites::own(runs));
     let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
     let mut shown: Vec<&Suite> =
         suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked).collect();
@@ -264,7 +276,8 @@ fn papers(stored: &Stored, only: Option<&str>) -> Result<(Vec<Section>, Vec<Sect
         // the suite itself comes first
         let parts: Vec<&Suite> =
             suite.runs().filter_map(|name| suites.iter().find(|suite| suite.name == name)).collect();
-        let plans: Vec<Vec<Vec<Row>>> = parts.iter().map(|suite| planned(suite)).collect::<Result<_>>()?;
+        let plans: Vec<Vec<Vec<Row>>> =
+            parts.iter().map(|suite| report_suites::planned(suite)).collect::<Result<_>>()?;
         let mut sources: Vec<PaperSource> = (parts.iter().zip(&plans))
             .map(|(suite, planned)| PaperSource {
                 suite,
@@ -307,18 +320,6 @@ fn capital(text: &str) -> String {
         }
         _ => text.to_owned(),
     }
-}
-
-/// The rows of every row of `suite`, as they would be run; none where it is drawn and not run.
-fn planned(suite: &Suite) -> Result<Vec<Vec<Row>>> {
-    let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(Vec::new()) };
-    let Grid { suite: own, settings, entries } =
-        resolve(&GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() }, protocol)?;
-    let one = |pick: GridEntry| -> Result<Vec<Row>> {
-        let grid = Grid { suite: own.clone(), settings: settings.clone(), entries: vec![pick] };
-        Ok(protocol.cells(&grid, 1)?.into_iter().map(|cell| cell.row).collect())
-    };
-    entries.into_iter().map(one).collect()
 }
 
 /// Where `row` stands in one of `runs`.
@@ -460,8 +461,7 @@ fn missing(runs: &[StoredRun]) -> Result<Section> {
     let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
     let mut table =
         Table { title: "Tables and figures that have not been run".to_owned(), columns, ..Table::default() };
-    let suites: Vec<Suite> =
-        BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
+    let suites = report_suites::shipped()?;
     // with tables of many runs, those of which nothing was run stand above, too
     let tables = suites.iter().filter(|suite| !suite.columns.is_empty() && runs.len() > 1);
     let above: Vec<&str> = tables.flat_map(Suite::runs).collect();

@@ -19,6 +19,17 @@ use effattn_record::report::reference::{self, Reference};
 pub fn run(protocol: &'static dyn Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {
     let asked = CommandArgs::from_matches(protocol, matches)?;
     if let (Some(values), Some(instead)) = (&asked.alternative, &protocol.info().alternative) {
+        let flags = &asked.flags;
+        let said = [
+            ("model", flags.model.is_some()),
+            ("exclude", flags.exclude.is_some()),
+            ("suite", flags.suite.is_some()),
+            ("quick", flags.quick),
+            ("set", !flags.set.set_keys().is_empty()),
+        ];
+        if let Some((flag, _)) = said.iter().find(|(_, said)| *said) {
+            anyhow::bail!("--{flag} says nothing about a model that is stored; leave --{flag} out");
+        }
         (instead.run)(values, &asked.flags.settings, &mut std::io::stdout().lock())?;
         return Ok(0);
     }

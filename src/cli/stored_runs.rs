@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use super::command_line::command_line;
 use super::words;
@@ -44,8 +44,31 @@ impl StoredRun {
     /// The run in `folder`, its rows left out; nothing where there are none.
     fn without_rows(folder: &Path) -> Result<Option<Self>> {
         let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
-        let there = folder.join("rows.csv").is_file(); // not where it was killed before its first cell
-        Ok(there.then(|| Self { folder: folder.to_owned(), manifest, rows: Vec::new() }))
+        let (path, state) = (folder.join("rows.csv"), manifest.state);
+        let run = Self { folder: folder.to_owned(), manifest, rows: Vec::new() };
+        if path.is_file() {
+            return Ok(Some(run));
+        }
+        // none where it was killed before its first cell
+        if run.manifest.rows_sha256.is_some() && state != State::Abandoned {
+            bail!("{} is gone, and its run is finished; {}", path.display(), run.remedy());
+        }
+        Ok(None)
+    }
+
+    /// What brings back the rows of a finished run: one that is kept writes them itself, others would measure anew.
+    fn remedy(&self) -> String {
+        let command = command_line(self.manifest.argv.iter().cloned());
+        if !self.folder.join("journal.jsonl").is_file() {
+            return format!("its journal.jsonl is gone, too; run again: {command}");
+        }
+        let command = if self.trained() {
+            command
+        } else {
+            let folder = self.folder.to_string_lossy();
+            command_line(["merge", &*folder, "-o", "restored"].map(str::to_owned).into_iter())
+        };
+        format!("write its rows again from its journal: {command}")
     }
 
     fn with_rows(self) -> Result<Self> {
@@ -53,8 +76,9 @@ impl StoredRun {
         let text = file::read_to_string(&path).with_context(|| path.display().to_string())?;
         if self.manifest.rows_sha256.as_ref().is_some_and(|written| *written != sha256(&text)) {
             bail!(
-                "{} is not what its run wrote (it was edited, cut off or replaced); the run's own command writes it again from the journal",
-                path.display()
+                "{} is not what its run wrote (it was edited, cut off or replaced); {}",
+                path.display(),
+                self.remedy()
             );
         }
         let mut rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
@@ -99,6 +123,7 @@ impl StoredRun {
                 }
                 continue;
             }
+            warn_of_rows_without_manifest(&folder);
             if depth == DEEPEST {
                 continue;
             }
@@ -231,6 +256,20 @@ impl StoredRun {
     }
 }
 
+/// Says of a folder that has what a run writes that it is no run folder.
+fn warn_of_rows_without_manifest(folder: &Path) {
+    let has = |name: &str| folder.join(name).is_file();
+    if has("manifest.json") {
+        return;
+    }
+    if let Some(name) = ["rows.csv", "journal.jsonl"].into_iter().find(|name| has(name)) {
+        log::warn!(
+            "{} has {name} and no manifest.json, and is left out; copy the whole folder of its run",
+            folder.display()
+        );
+    }
+}
+
 /// The seconds of every measured step of a run, by cell; none where the run kept no samples.
 pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     #[derive(serde::Deserialize)]
@@ -246,8 +285,15 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
         read => read.with_context(|| path.display().to_string())?,
     };
     let mut cells = Vec::new();
-    for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let line: Line = serde_json::from_str(line).with_context(|| path.display().to_string())?;
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        // serde_json counts from the line that it is given
+        let wrong = |error: serde_json::Error| {
+            let (number, column) = (index + 1, error.column());
+            let said = error.to_string();
+            let reason = said.split(" at line ").next().unwrap_or_default();
+            anyhow!("{}: line {number}, column {column}: {reason}", path.display())
+        };
+        let line: Line = serde_json::from_str(line).map_err(wrong)?;
         if line.metric == "step_time" {
             let cell = match line.machine {
                 Some(machine) => format!("{} on {machine}", line.cell),

@@ -186,6 +186,13 @@ fn asked(words: &[String]) -> Result<CommandArgs> {
             "submit sets --shard itself and takes no {flag} of the command; leave {flag} out"
         );
     }
+    for flag in ["--export-json", "--export-csv", "--export-markdown"] {
+        ensure!(
+            !said(flag),
+            "every task would write its part to the file of {flag}; leave {flag} out: the joined run has \
+             all rows in its rows.csv, and effattn report RUN -o report.md writes the tables"
+        );
+    }
     let words = std::iter::once("effattn".to_owned()).chain(words.iter().cloned());
     let matches = super::tree().try_get_matches_from(words)?;
     let (_, matches) = matches.subcommand().context("no command")?;
@@ -378,5 +385,23 @@ echo \"array job $array, merge job ${{merge%%;*}}\"
         );
         let text = |job: &Value| Ok::<_, serde_json::Error>(serde_json::to_string_pretty(job)? + "\n");
         Ok(vec![("array.json", text(&array)?), ("merge.json", text(&merge)?), ("submit.sh", submit)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asked;
+
+    #[test]
+    fn flags_that_every_task_would_share_are_refused() {
+        let told = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            asked(&words).err().map_or_else(String::new, |error| error.to_string())
+        };
+        let exported = told("speed --len 32 --export-csv rows.csv");
+        assert!(exported.contains("leave --export-csv out"), "{exported}");
+        assert!(told("speed --export-json=-").contains("leave --export-json out"));
+        assert!(told("speed --shard 1/2").contains("leave --shard out"));
+        assert_eq!(told("speed --len 32"), "");
     }
 }

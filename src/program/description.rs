@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use effattn_record::config::units::Seconds;
@@ -75,6 +76,8 @@ pub struct Description {
     pub timeout: Duration,
     /// Its names of mechanisms, by ours, where they differ.
     mechanisms: BTreeMap<String, String>,
+    /// The text of the person's file; none of a shipped program.
+    text: Option<String>,
 }
 
 impl Description {
@@ -96,9 +99,10 @@ impl Description {
         let text = file::read_to_string(path).with_context(place)?;
         if extension == Some("py") {
             let command = vec!["{python}".to_owned(), whole.to_string_lossy().into_owned()];
-            return Self::of(&name, Text { command, ..Text::python(word) }, folder);
+            let described = Self::of(&name, Text { command, ..Text::python(word) }, folder)?;
+            return Ok(Self { text: Some(text), ..described });
         }
-        Self::parse(&name, &text, folder).with_context(place)
+        Ok(Self { text: Some(text.clone()), ..Self::parse(&name, &text, folder).with_context(place)? })
     }
 
     /// Every shipped program.
@@ -124,22 +128,44 @@ impl Description {
         environment.entry("PYTHONPATH".to_owned()).or_insert(paths);
         environment.entry("PYTHONDONTWRITEBYTECODE".to_owned()).or_insert("1".to_owned());
         let name = name.to_owned();
-        Ok(Self { name, about, command, folder, environment, install, timeout, mechanisms })
+        Ok(Self { name, about, command, folder, environment, install, timeout, mechanisms, text: None })
+    }
+
+    /// The name under which a plan knows its contents.
+    pub fn data_name(&self) -> String {
+        format!("program {}", self.name)
+    }
+
+    /// SHA-256 of its own file and of the files that its command names; none of a shipped program, which the build holds. What
+    /// those files load is not known here.
+    pub fn hash(&self) -> Result<Option<String>> {
+        let Some(text) = &self.text else { return Ok(None) };
+        let mut hash = Sha256::new_with_prefix(Sha256::digest(text));
+        let named =
+            self.command.iter().filter(|word| !word.contains("{python}") && !word.contains("{effattn}"));
+        for path in named.map(|word| self.folder.join(self.fill(word))).filter(|path| path.is_file()) {
+            let bytes = file::read(&path).with_context(|| {
+                format!("program {}: a run knows {} by its contents", self.name, path.display())
+            })?;
+            hash.update(Sha256::digest(bytes));
+        }
+        Ok(Some(format!("{:x}", hash.finalize())))
     }
 
     /// The executable and its arguments: `{python}` is `EFFATTN_PYTHON` or `python3`, `{effattn}` this program, `{folder}` where
     /// its file lies. A path with a slash is taken from there.
     pub fn command(&self) -> (PathBuf, Vec<String>) {
-        let python = std::env::var("EFFATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let folder = self.folder.to_string_lossy();
-        let own = std::env::current_exe().unwrap_or_else(|_| "effattn".into());
-        let own = own.to_string_lossy();
-        let fill = |word: &String| {
-            word.replace("{python}", &python).replace("{effattn}", &own).replace("{folder}", &folder)
-        };
-        let program = PathBuf::from(fill(&self.command[0]));
+        let program = PathBuf::from(self.fill(&self.command[0]));
         let program = if program.components().count() > 1 { self.folder.join(program) } else { program };
-        (program, self.command[1..].iter().map(fill).collect())
+        (program, self.command[1..].iter().map(|word| self.fill(word)).collect())
+    }
+
+    fn fill(&self, word: &str) -> String {
+        let python = std::env::var("EFFATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let own = std::env::current_exe().unwrap_or_else(|_| "effattn".into());
+        word.replace("{python}", &python)
+            .replace("{effattn}", &own.to_string_lossy())
+            .replace("{folder}", &self.folder.to_string_lossy())
     }
 
     /// What to say and to do where it cannot run for `reason`.
@@ -229,6 +255,36 @@ mod tests {
             (one.theirs("ls"), one.ours("long-short"), one.theirs("full")),
             ("long-short", "ls", "full")
         );
+    }
+
+    #[test]
+    fn a_file_is_known_by_its_text_and_by_the_files_that_its_command_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let hash = |name: &str| {
+            let path = folder.path().join(name);
+            Description::find(path.to_str().unwrap()).unwrap().hash().unwrap().unwrap()
+        };
+        write("mine.toml", "about = 'x'\ncommand = ['./run', '--config', '{folder}/a', 'none']\n");
+        write("run", "1");
+        write("a", "1");
+        write("mine.py", "1");
+        let names = ["mine.toml", "mine.py"];
+        let before = names.map(hash);
+        assert_eq!(before, names.map(hash));
+        write("b", "1");
+        assert_eq!(before, names.map(hash), "a file that nothing names");
+        write("run", "2");
+        let program = hash("mine.toml");
+        write("a", "2");
+        let argument = hash("mine.toml");
+        write("mine.toml", "about = 'y'\ncommand = ['./run', '--config', '{folder}/a', 'none']\n");
+        let text = hash("mine.toml");
+        let all = std::collections::BTreeSet::from([&before[0], &program, &argument, &text]);
+        assert_eq!(all.len(), 4, "{all:?}");
+        write("mine.py", "2");
+        assert_ne!(before[1], hash("mine.py"));
+        assert_eq!(Description::find("torch").unwrap().hash().unwrap(), None);
     }
 
     #[test]

@@ -40,6 +40,7 @@ use effattn_record::Metric;
 use effattn_record::config::registry::Registry;
 use effattn_record::config::settings::Settings;
 use effattn_record::config::suite::Suite;
+use effattn_record::config::unknown;
 use grid::{Grid, GridFlags, PlanError, combine};
 use worker_context::{WorkerInput, WorkerRequest};
 
@@ -93,15 +94,35 @@ pub fn find(name: &str) -> Option<&'static dyn Protocol> {
 /// Resolves `flags` for `protocol`.
 pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanError> {
     let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
+    resolve_suite(flags, suite, protocol)
+}
+
+/// Resolves `flags` for `protocol`, and `suite` in the place of the one that they name.
+pub fn resolve_suite(
+    flags: &GridFlags,
+    suite: Option<Suite>,
+    protocol: &dyn Protocol,
+) -> Result<Grid, PlanError> {
     if let Some(suite) = &suite
         && suite.protocol != protocol.name()
     {
-        let (name, protocol) = (&suite.name, &suite.protocol);
-        return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
+        return Err(PlanError(run_elsewhere(suite, flags.suite.as_deref().unwrap_or(&suite.name))));
     }
     check_settings(flags, suite.as_ref(), protocol)?;
     protocol.check_flags(flags)?;
     combine(flags, suite, &protocol.defaults(flags))
+}
+
+/// Who runs `suite`, which was typed as `typed`; or that nobody does.
+pub fn run_elsewhere(suite: &Suite, typed: &str) -> String {
+    let Suite { name, file, protocol, .. } = suite;
+    // pictures of mechanisms have suites and are no protocol
+    let commands = protocols().into_iter().map(|known| known.name()).chain(["plot attention"]);
+    let commands: Vec<&str> = commands.collect();
+    if commands.contains(&protocol.as_str()) {
+        return format!("suite {name} is run by: effattn {protocol} --suite {typed}");
+    }
+    format!("suite {file}: {}", unknown("protocol", protocol, commands))
 }
 
 /// Makes sure that `protocol` takes everything that is set, with values that it can have.
@@ -119,9 +140,11 @@ fn check_settings(
     check(&flags.settings, "", &|key| format!("--{}", key.replace('_', "-")))?;
     check(&flags.set, "--set: ", &str::to_owned)?;
     if let Some(suite) = suite {
-        check(&suite.base, &format!("suite {}: [base]: ", suite.file), &str::to_owned)?;
-        for row in &suite.rows {
-            check(&row.set, &format!("suite {}:{}: ", suite.file, row.line), &str::to_owned)?;
+        let rows = suite.rows.iter().map(|row| (&row.set, format!("suite {}:{}: ", suite.file, row.line)));
+        let base = (&suite.base, format!("suite {}: [base]: ", suite.file));
+        for (settings, place) in std::iter::once(base).chain(rows) {
+            check(settings, &place, &str::to_owned)?;
+            own_data::check_suite(settings).map_err(|problem| PlanError(format!("{place}{problem}")))?;
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ impl Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "process {} on {} (since {} UTC)", self.process, self.host, self.since)
+        write!(f, "process {} on {} (since {})", self.process, self.host, self.since)
     }
 }
 

@@ -193,7 +193,7 @@ fn lock(folder: &Path, lenient: bool, stop: &CancelToken) -> Result<Vec<File>, R
         result => result?,
     }
     let told =
-        file.set_len(0).and_then(|()| writeln!(file, "process {} (since {} UTC)", std::process::id(), now()));
+        file.set_len(0).and_then(|()| writeln!(file, "process {} (since {})", std::process::id(), now()));
     told.map_err(RunError::file(&path))?;
     held.push(file);
     Ok(held)

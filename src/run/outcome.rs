@@ -43,11 +43,15 @@ fn one_line(text: &str) -> String {
     }
 }
 
+/// What a candle error says: candle gives a backtrace with the message where RUST_BACKTRACE is set.
+pub fn message(error: &candle_core::Error) -> String {
+    let text = error.to_string();
+    text.split("\n   0: ").next().unwrap_or_default().trim_end().to_owned()
+}
+
 /// What a candle error means for the cell.
 pub fn of_error(error: &candle_core::Error) -> CellFailure {
-    let text = error.to_string();
-    // candle gives a backtrace with the message where RUST_BACKTRACE is set.
-    let text = text.split("\n   0: ").next().unwrap_or_default();
+    let text = message(error);
     let lower = text.to_lowercase();
     let memory = ["out of memory", "out_of_memory", "memory allocation"].iter().any(|m| lower.contains(m));
     let outcome = if memory { Outcome::Oom } else { Outcome::Failed };
@@ -133,6 +137,13 @@ mod tests {
         assert!(of_exit("the worker", ExitStatus::from_raw(9), &[]).reason.contains("signal 9"));
         let refused = ["memory allocation of 999 bytes failed".to_owned()];
         assert_eq!(of_exit("the worker", ExitStatus::from_raw(6), &refused).outcome, Outcome::Oom);
+    }
+
+    #[test]
+    fn a_backtrace_is_not_part_of_the_message() {
+        let error = candle_core::Error::Msg("no tensor head\n   0: candle_core::error\n   1: main".into());
+        assert_eq!(message(&error), "no tensor head");
+        assert_eq!(of_error(&error).reason, "no tensor head");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use super::RunError;
 use super::journal::{self, Entry, Journal};
 use super::manifest::{Manifest, State};
 use super::plan::{Cell, Plan};
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
+use effattn_record::departures::leaves_share;
 use effattn_record::{Outcome, Row};
 
 /// The other runs beside `folder`, the newest first.
@@ -31,7 +33,8 @@ pub fn runs(base: &Path) -> Vec<(PathBuf, Manifest)> {
 }
 
 /// Takes finished cells of `plan` from earlier runs that computed the same and read the same data ([`Cell::reads`], all of
-/// them), with their files: a training run is not made twice. Gives what is to be said.
+/// them), with their files: a training run is not made twice. What its suite says beside it is said as the suite has it now.
+/// Gives what is to be said.
 pub fn reuse_finished_cells(
     plan: &Plan,
     folder: &Path,
@@ -62,10 +65,15 @@ pub fn reuse_finished_cells(
         missing.retain(|cell| {
             let entry = entries.remove(&cell.key).filter(|entry| entry_matches_cell(entry, cell));
             let open = entry.is_none();
-            taken.extend(entry);
+            taken.extend(entry.map(|entry| (entry, *cell)));
             open
         });
-        for entry in taken {
+        // a corrected number of the same suite is no reason to train again
+        let edited = (manifest.suite != now.suite).then(|| words_of_suites(manifest.suite.as_deref()));
+        for (mut entry, cell) in taken {
+            if let Some(words) = &edited {
+                restate(&mut entry, cell, words);
+            }
             let name = super::plan::folder(Path::new(""), &entry.cell);
             copy(&run.join(&name), &folder.join(&name)).map_err(RunError::file(folder.join(&name)))?;
             journal.append(&entry).map_err(RunError::file(folder.join("journal.jsonl")))?;
@@ -79,6 +87,49 @@ pub fn reuse_finished_cells(
         }
     }
     Ok(remarks)
+}
+
+/// What suites say against comparing a run with their numbers: that of `text` as it was, and the shipped ones.
+fn words_of_suites(text: Option<&str>) -> HashSet<String> {
+    let earlier = text.and_then(|text| Suite::parse("suite.toml", text).ok());
+    let shipped = BUILTIN_SUITES.iter().filter_map(|(name, _)| Suite::load(name).ok());
+    let rows = earlier.into_iter().chain(shipped).flat_map(|suite| suite.rows);
+    let mut words = HashSet::new();
+    for why in rows.filter_map(|row| row.not_comparable) {
+        words.extend(why.split("; ").map(str::to_owned));
+    }
+    words
+}
+
+/// Says in the rows of `entry`, which ran under another text of its suite, what `cell` has beside it now: the published number,
+/// and what speaks against comparing it. `said` are the words of suites before.
+fn restate(entry: &mut Entry, cell: &Cell, said: &HashSet<String>) {
+    let plan = &cell.row;
+    // as where a cell ends: the first row has the number of its cell, the others have none or one of another task
+    let first = entry.rows.first_mut();
+    if let Some(row) = first.filter(|row| (&row.metric, &row.task) == (&plan.metric, &plan.task)) {
+        row.published = plan.published;
+    }
+    let words = |row: &Row| -> Vec<String> {
+        let all = row.differs.as_deref().unwrap_or_default().split("; ");
+        all.filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    };
+    let now = words(plan);
+    for row in &mut entry.rows {
+        let then = words(row);
+        let of_suite = |word: &String| said.contains(word) || word.starts_with("sizes of ");
+        let rest: Vec<String> =
+            then.iter().filter(|word| !now.contains(word) && !of_suite(word)).cloned().collect();
+        if now.iter().all(|word| then.contains(word)) && now.len() + rest.len() == then.len() {
+            continue;
+        }
+        row.fraction = match row.fraction {
+            Some(share) => plan.fraction.map(|_| share),
+            None => plan.fraction.filter(|_| rest.iter().all(|word| leaves_share(word))),
+        };
+        let all = [now.clone(), rest].concat();
+        row.differs = (!all.is_empty()).then(|| all.join("; "));
+    }
 }
 
 /// Links the files of `from` into `to`, or copies them where links are impossible: they are never written in place.
@@ -174,6 +225,39 @@ pub(super) fn entry_matches_cell(entry: &Entry, cell: &Cell) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use effattn_record::Published;
+
+    #[test]
+    fn a_run_that_is_taken_over_has_what_its_suite_says_now() {
+        let number = |value| Some(Published::Value(value));
+        let row = |published, differs: &str, fraction| Row {
+            task: Some("listops".into()),
+            published,
+            fraction,
+            differs: Some(differs.to_owned()).filter(|words| !words.is_empty()),
+            ..Row::new("lra", "ls").with("accuracy", "%", Some(40.0))
+        };
+        let restated = |differs: &str, fraction, now: Row| {
+            let first = row(number(1.0), differs, fraction);
+            let time = Row { published: None, ..first.clone() }.with("step_time", "s", Some(0.1));
+            let mut entry = Entry { rows: vec![first, time], ..Entry::new("a") };
+            let said = ["no variant computes it".to_owned()].into();
+            restate(&mut entry, &Cell { row: now, ..Cell::default() }, &said);
+            let [row, time] = &entry.rows[..] else { panic!("two rows") };
+            assert_eq!((time.published, &time.differs), (None, &row.differs));
+            (row.published, row.differs.clone().unwrap_or_default(), row.fraction)
+        };
+        let steps = "steps 5 (10)";
+        let partial = "steps 5 (10); 80 training examples (100)";
+        let kept = restated(partial, Some(0.4), row(number(2.0), steps, Some(0.5)));
+        assert_eq!(kept, (number(2.0), partial.to_owned(), Some(0.4)), "a corrected number");
+        assert_eq!(restated("", Some(1.0), row(None, "", Some(1.0))), (None, String::new(), Some(1.0)));
+        let why = "steps 5 (10); no variant computes it";
+        let told = restated(steps, Some(0.5), row(number(1.0), why, None));
+        assert_eq!(told, (number(1.0), why.to_owned(), None), "a reason that is new");
+        let told = restated("sizes of a (b); no variant computes it", None, row(number(1.0), "", Some(1.0)));
+        assert_eq!(told, (number(1.0), String::new(), Some(1.0)), "reasons that are gone");
+    }
 
     #[test]
     fn only_rows_of_their_own_cell_make_it_done() {

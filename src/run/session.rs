@@ -192,6 +192,11 @@ impl Session {
         &self.folder.path
     }
 
+    /// The hash of the data called `name` in the plan.
+    pub fn data(&self, name: &str) -> Option<&str> {
+        self.folder.manifest.data.get(name).map(String::as_str)
+    }
+
     /// Whether `cell` has its rows.
     pub fn is_done(&self, cell: &Cell) -> bool {
         self.done.contains_key(&cell.key)

@@ -48,6 +48,15 @@ const READ: &[(&str, &[(&str, Change)])] = &[
     ),
     ("memory --preset ls-lra --model full --len 32", &[("aclImdb/train/pos/0_9.txt", Change::Last)]),
     (
+        "speed --preset ls-lra --model full --len 32 --max-time 30ms --program ./mine.toml",
+        &[
+            ("aclImdb/train/neg/0_1.txt", Change::Last),
+            ("mine.toml", Change::Text("about = 'x'", "about = 'y'")),
+            ("mine.sh", Change::Last),
+            ("mine.txt", Change::Last),
+        ],
+    ),
+    (
         "speed --suite s.toml",
         &[
             ("s.toml", Change::Text("title = \"t\"", "title = \"u\"")),
@@ -154,12 +163,21 @@ const READ: &[(&str, &[(&str, Change)])] = &[
     ),
 ];
 
+/// A program that does nothing: it refuses what it is asked first.
+const REFUSES: &str = r#"answer='{"outcome":"unsupported","error":"nothing"}'
+printf "effattn1\\$(printf %o ${#answer})\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0$answer"
+exec cat >/dev/null
+"#;
+
 /// A folder with every file of [`READ`].
 fn files() -> tempfile::TempDir {
     let folder = fresh("lra");
     let at = |name: &str| folder.path().join(name);
     reviews(folder.path(), false);
     fs::write(at("s.toml"), suite("\"t\"", &["layers = 1"])).unwrap();
+    fs::write(at("mine.toml"), "about = 'x'\ncommand = ['sh', 'mine.sh', 'mine.txt']\n").unwrap();
+    fs::write(at("mine.sh"), REFUSES).unwrap();
+    fs::write(at("mine.txt"), "1").unwrap();
     let line = |index: usize| format!("the {} saw the {}\n", index % 7, index % 11);
     fs::write(at("words.txt"), (0..60).map(line).collect::<String>()).unwrap();
     let own = |rows: usize| -> String {

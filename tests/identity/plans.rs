@@ -43,7 +43,7 @@ const PLANS: &[(&str, &[&str])] = &[
             "lra --task listops,text --allow-partial --strict --model cosformer --preset lra-repo --kernel composed",
             "lra --task text --allow-partial --model full --set layers=1 --set pooling=mean --set dropout=0.1",
             "lra --floor --task listops,text --allow-partial",
-            "lra --floor --task listops --keep-close --limit 10 --seeds 1",
+            "lra --floor --task listops --keep-close --limit 10",
         ],
     ),
     (

@@ -52,7 +52,13 @@ fn folder_of(path: &Path) -> &Path {
 /// hard links of what is there stay, and what is no regular file (a device, a FIFO) is written through.
 pub fn write_user_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let Ok(there) = std::fs::metadata(path) else {
-        return write(&target(path), bytes); // nothing there, or a link to nothing
+        let path = target(path); // nothing there, or a link to nothing
+        let folder = folder_of(&path);
+        if matches!(folder.try_exists(), Ok(false)) {
+            let reason = format!("{} does not exist; make it first", folder.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, reason));
+        }
+        return write(&path, bytes);
     };
     if !there.is_file() {
         return write_through(path, bytes);
@@ -244,6 +250,14 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert!(write(&folder.path().join("missing/rows.csv"), b"x").is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no part file stays");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let error = write_user_file(&missing.join("x.html"), b"x").unwrap_err().to_string();
+        assert_eq!(error, format!("{} does not exist; make it first", missing.display()));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde_json::json;
 use super::command::{run_folder, started};
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
+use crate::protocol::run_elsewhere;
 use crate::protocol::stored_input::{Input, InputRequest};
 use crate::protocol::stored_model;
 use crate::protocol::trained_attention::{self, TrainedMatrices};
@@ -64,14 +65,9 @@ pub struct PatternArgs {
 /// `plot attention`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AttentionArgs {
-    /// Mechanisms
-    #[arg(
-        long,
-        value_name = "NAME,...",
-        default_value = "full,cosformer,relu-linear",
-        conflicts_with = "suite"
-    )]
-    model: Models,
+    /// Mechanisms [default: full,cosformer,relu-linear]
+    #[arg(long, value_name = "NAME,...", conflicts_with = "suite")]
+    model: Option<Models>,
     /// A paper's figure: cos-figure3 or a TOML file
     #[arg(long, value_name = "NAME|FILE")]
     suite: Option<String>,
@@ -187,8 +183,7 @@ fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
 /// Mechanisms and length of the suite called `name`.
 fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
     let suite = Suite::load(name)?;
-    let protocol = &suite.protocol;
-    ensure!(protocol == "plot attention", "suite {name} is run by: effattn {protocol} --suite {name}");
+    ensure!(suite.protocol == "plot attention", "{}", run_elsewhere(&suite, name));
     let len = suite.base.len.as_ref().and_then(|len| len.0.first()).map(|len| *len as usize);
     Ok((Models(suite.rows.into_iter().map(|row| row.model).collect()), len))
 }
@@ -202,7 +197,13 @@ fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
 
 fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
     let scene = &args.scene;
-    let others = [("causal", scene.causal), ("head", scene.head.is_some()), ("seed", scene.seed.is_some())];
+    let others = [
+        ("model", args.model.is_some()),
+        ("suite", args.suite.is_some()),
+        ("causal", scene.causal),
+        ("head", scene.head.is_some()),
+        ("seed", scene.seed.is_some()),
+    ];
     if let Some((flag, _)) = others.into_iter().find(|(_, given)| *given) {
         bail!(
             "--{flag} is of mechanisms without a model; a trained model is drawn as it is, with all heads: leave --{flag} out"
@@ -249,9 +250,10 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
     if let Some(what) = args.text.as_ref().map(|_| "--text").or(args.example.map(|_| "--example")) {
         bail!("{what} is read by a trained model; give a run of a command that trains with --weights");
     }
-    let (models, len) = match &args.suite {
-        Some(name) => of_suite(name)?,
-        None => (args.model.clone(), None),
+    let (models, len) = match (&args.suite, &args.model) {
+        (Some(name), _) => of_suite(name)?,
+        (None, Some(models)) => (models.clone(), None),
+        (None, None) => ("full,cosformer,relu-linear".parse()?, None),
     };
     let probe = match &args.weights {
         Some(path) => {

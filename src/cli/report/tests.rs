@@ -41,6 +41,20 @@ fn damaged_files_beside_the_rows_are_left_out() {
 }
 
 #[test]
+fn a_report_takes_the_place_of_no_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.csv");
+    std::fs::write(&rows, "x").unwrap();
+    let runs = [run(folder.path(), "speed", Row::new("speed", "ls"))];
+    let refused = ensure_no_result(&rows, &runs).unwrap_err().to_string();
+    assert!(refused.contains("rows.csv is a file of the results"), "{refused}");
+    std::fs::write(folder.path().join("report.md"), "x").unwrap();
+    for name in ["report.md", "new.md", "manifest.json"] {
+        assert!(ensure_no_result(&folder.path().join(name), &runs).is_ok(), "{name}");
+    }
+}
+
+#[test]
 fn few_steps_are_a_first_look() {
     let row = |words: Option<&str>| Row { differs: words.map(str::to_owned), ..Row::new("lra", "ls") };
     assert!(is_first_look(&row(Some("steps 40 (62400); rate 1e-3 (1e-4)"))));

@@ -103,6 +103,42 @@ fn a_damaged_run_does_not_hide_the_others() {
 }
 
 #[test]
+fn a_finished_run_whose_rows_are_gone_is_named_with_what_brings_them_back() {
+    let folder = copies(&["a/whole", "b/gone"]);
+    let gone = folder.path().join("b/gone");
+    let mut manifest = Manifest::read(&gone).unwrap().unwrap();
+    let words = |manifest: &Manifest| {
+        manifest.write(&gone).unwrap();
+        StoredRun::read(&gone).map(|run| run.is_some()).map_err(|error| format!("{error:#}"))
+    };
+    std::fs::remove_file(gone.join("rows.csv")).unwrap();
+    manifest.rows_sha256 = None;
+    assert_eq!(words(&manifest), Ok(false), "killed before its first cell");
+    manifest.rows_sha256 = Some("0".to_owned());
+    manifest.argv = ["lra", "--task", "text"].map(str::to_owned).to_vec();
+    let refused = words(&manifest).unwrap_err();
+    assert!(refused.contains("rows.csv is gone") && refused.contains("run again: effattn lra"), "{refused}");
+    std::fs::write(gone.join("journal.jsonl"), "").unwrap();
+    manifest.command = "lra".to_owned();
+    let refused = words(&manifest).unwrap_err();
+    assert!(refused.ends_with("from its journal: effattn lra --task text"), "{refused}");
+    manifest.command = "speed".to_owned();
+    let refused = words(&manifest).unwrap_err();
+    assert!(refused.contains("from its journal: effattn merge ") && refused.ends_with(" -o restored"));
+    assert_eq!(StoredRun::find_all(folder.path()).unwrap().len(), 1, "the other is shown");
+    assert!(StoredRun::find_all(&gone).is_err());
+}
+
+#[test]
+fn a_damaged_line_of_samples_is_named_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = "{\"cell\": \"a\", \"metric\": \"step_time\", \"values\": [1.0], \"machine\": null}\n";
+    std::fs::write(folder.path().join("samples.jsonl"), good.repeat(10) + "garbage\n").unwrap();
+    let error = format!("{:#}", step_samples(folder.path()).unwrap_err());
+    assert!(error.contains("samples.jsonl: line 11, column 1: ") && !error.contains("line 1 "), "{error}");
+}
+
+#[test]
 fn steps_that_cannot_be_read_are_no_steps_that_were_not_kept() {
     let folder = tempfile::tempdir().unwrap();
     assert!(step_samples(folder.path()).unwrap().is_empty());

@@ -91,6 +91,11 @@ pub struct Draw {
 
 /// What `--generate` does: draws text from its checkpoint.
 pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &mut dyn Write) -> Result<()> {
+    // a model is what it was trained as
+    if let Some(key) = said.set_keys().into_iter().find(|key| *key != "seeds") {
+        let flag = key.replace('_', "-");
+        bail!("--generate does not read --{flag}; it takes the stored model as it is: leave --{flag} out");
+    }
     let value = |name: &str| flags.get(name).map_or("", String::as_str);
     let number = |name: &str| format!("--{name} {:?} is not a number", value(name));
     let draw = Draw {
@@ -240,6 +245,19 @@ mod tests {
         assert_eq!([0.0, 0.32, 0.34, 0.999].map(|u| choose(&logits, 1.0, u)), [0, 0, 1, 1]);
         assert_eq!(choose(&logits, 0.0, 0.0), 1);
         assert_eq!(choose(&[f32::NEG_INFINITY, 0.0], 5.0, 0.0), 1);
+    }
+
+    #[test]
+    fn settings_that_are_not_read_are_refused() {
+        let told = |said: Settings| {
+            let flags = [("generate", "none"), ("symbols", "1"), ("temperature", "1")];
+            let flags = flags.map(|(name, value)| (name, value.to_owned())).into();
+            generate(&flags, &said, &mut Vec::new()).unwrap_err().to_string()
+        };
+        let error = told(Settings { steps: Some(3), ..Settings::NONE });
+        assert!(error.starts_with("--generate does not read --steps; "), "{error}");
+        let error = told(Settings { seeds: Some("2".parse().unwrap()), ..Settings::NONE });
+        assert!(error.starts_with("none: cannot be read"), "{error}");
     }
 
     #[test]

@@ -133,4 +133,14 @@ fn a_preset_chooses_rows_that_have_it_and_replaces_others() {
 fn a_suite_of_another_protocol_says_who_runs_it() {
     let error = resolve(&table5(), &crate::protocol::measuring::Memory).err().unwrap().to_string();
     assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ok.toml").display().to_string();
+    let told = |protocol: &str| {
+        let head = format!("title = 't'\nprotocol = '{protocol}'\nsource = 's'");
+        std::fs::write(&path, format!("{head}\n[[row]]\nlabel = 'a'\nmodel = 'ls'\n")).unwrap();
+        labels(GridFlags { suite: Some(path.clone()), ..GridFlags::default() }).unwrap_err()
+    };
+    assert_eq!(told("lra"), format!("suite ok is run by: effattn lra --suite {path}"));
+    let says = format!("suite {path}: unknown protocol \"sped\" (did you mean speed?); known: speed, memory");
+    assert!(told("sped").starts_with(&says), "{}", told("sped"));
 }

@@ -14,7 +14,7 @@ use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::own_data::TOKENIZER;
+use crate::protocol::own_data::{DATA, check_tokenizer};
 use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -59,7 +59,9 @@ impl TrainingProtocol for Lra {
     }
 
     fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
-        StoredRuns::check_flags(flags)
+        StoredRuns::check_flags(flags)?;
+        floor::check_flags(flags, &["data", "tokenizer", "strict", "keep_close", "allow_partial"])?;
+        check_reading(flags)
     }
 
     fn check_task(&self, task: &str) -> Result<(), PlanError> {
@@ -72,11 +74,7 @@ impl TrainingProtocol for Lra {
 
     fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<LraRequest>, PlanError> {
         let RunPlace { entry, task, .. } = *place;
-        if let Some(tokenizer) = TOKENIZER.of(&entry.settings).filter(|_| !data::own::is_own(task)) {
-            return Err(PlanError(format!(
-                "--tokenizer {tokenizer} says how --data is read, and {task} is read in its own way; leave it out"
-            )));
-        }
+        check_tokenizer(&entry.settings, task).map_err(PlanError)?;
         let (settings, recipe) = (&entry.settings, recipe_of(place)?);
         let (len, batch) = one_of_each(settings, "lra")?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
@@ -157,6 +155,30 @@ impl TrainingProtocol for Lra {
     }
 }
 
+/// Refuses what changes nothing in how the named tasks are read, while rows would say that it did. Suites may
+/// set it for all of their tasks.
+fn check_reading(flags: &GridFlags) -> Result<(), PlanError> {
+    let said = flags.user_settings();
+    let tasks = said.task.as_ref().map_or(&[][..], |Words(tasks)| &tasks[..]);
+    let named = DATA.of(&said).map(|files| format!("--data {files}"));
+    let Some(named) = named.or_else(|| (!tasks.is_empty()).then(|| format!("--task {}", tasks.join(","))))
+    else {
+        return Ok(()); // ListOps, or the tasks of a suite
+    };
+    if KEEP_CLOSE.of(&said) == Some(true) && !tasks.iter().any(|task| task == "listops") {
+        return Err(PlanError(format!(
+            "--keep-close is about the brackets of ListOps, and {named} has none; leave --keep-close out"
+        )));
+    }
+    if said.strict == Some(true) && tasks.iter().all(|task| data::own::is_own(task)) {
+        return Err(PlanError(format!(
+            "--strict holds out reviews of the task text, and {named} has a validation split; choose it with \
+             three files (--data train.csv,val.csv,test.csv), and leave --strict out"
+        )));
+    }
+    Ok(())
+}
+
 /// The protocol of the task and preset of `place`.
 fn recipe_of(place: &RunPlace) -> Result<Recipe, PlanError> {
     let preset = place.entry.settings.preset.as_deref().unwrap_or(PRESET);
@@ -195,4 +217,68 @@ fn differences(request: &LraRequest, recipe: &Recipe) -> ProtocolDiff {
     }
     all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{declare_settings, resolve};
+
+    /// What is said against `line`, settings such as `steps=7` in a row; nothing where it is taken.
+    fn told(line: &str, flags: GridFlags) -> String {
+        declare_settings();
+        let settings = line.split(' ').map(|one| Settings::set(one).unwrap());
+        let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
+        let resolved = resolve(&GridFlags { settings, ..flags }, &Lra);
+        resolved.err().map_or_else(String::new, |error| error.to_string())
+    }
+
+    #[test]
+    fn what_has_no_effect_on_rules_is_refused() {
+        let plain = |line: &str| told(line, GridFlags::default());
+        for idle in ["steps=7", "rate=1e-2", "seeds=1,2", "len=8", "batch=3"] {
+            let flag = idle.split('=').next().unwrap();
+            let refusal = plain(&format!("floor=true {idle}"));
+            assert!(refusal.ends_with(&format!("take no {flag}; leave --{flag} out")), "{refusal}");
+            assert_eq!(plain(idle), "", "it is taken where something is trained");
+        }
+        let model = || GridFlags { model: "full".parse().ok(), ..GridFlags::default() };
+        assert!(told("floor=true", model()).ends_with("leave --model out"));
+        assert!(told("floor=true", GridFlags { quick: true, ..GridFlags::default() }).contains("--quick"));
+        let suite = GridFlags { suite: Some("ls-table1".to_owned()), ..model() };
+        assert_eq!(told("floor=true", suite), "", "of a suite, mechanisms choose lines");
+        let taken = "floor=true task=listops keep_close=true limit=10 allow_partial=true threads=1";
+        assert_eq!(plain(taken), "");
+    }
+
+    #[test]
+    fn files_of_a_suite_are_a_task() {
+        declare_settings();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("own.toml");
+        let text = "title = 't'\nprotocol = 'lra'\nsource = 's'\n[base]\ndata = 'a.csv,b.csv,c.csv'\n[[row]]\n\
+                    label = 'a'\nmodel = 'full'\n";
+        std::fs::write(&path, text).unwrap();
+        let suite = Some(path.display().to_string());
+        let error = resolve(&GridFlags { suite, ..GridFlags::default() }, &Lra).err().unwrap().to_string();
+        assert!(
+            error.ends_with("in a suite these files are a task: task = [\"a.csv+b.csv+c.csv\"]"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_changes_no_data_is_refused() {
+        let plain = |line: &str| told(line, GridFlags::default());
+        for task in ["data=a.csv", "task=text", "task=a.csv,text"] {
+            let told = plain(&format!("{task} keep_close=true"));
+            assert!(told.ends_with("leave --keep-close out"), "{task}: {told}");
+        }
+        for line in ["data=a.csv,b.csv strict=true", "task=a.csv strict=true"] {
+            assert!(plain(line).ends_with("leave --strict out"), "{line}: {}", plain(line));
+        }
+        for line in ["keep_close=true", "task=listops,text keep_close=true strict=true", "strict=true"] {
+            assert_eq!(plain(line), "", "{line}");
+        }
+    }
 }

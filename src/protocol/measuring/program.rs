@@ -161,6 +161,7 @@ impl ProgramCell {
     ) -> Answer<Self> {
         let description =
             Description::find(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
+        told!(Ok(unchanged(&description, session)));
         let limit = bounds.resident_limit;
         let conditions = Conditions { time: None, resident_limit: limit, stop: bounds.stop };
         let left = time_limit(timeout).unwrap_or(Duration::MAX);
@@ -230,6 +231,17 @@ impl ProgramCell {
         self.program.finish();
         Ok(Finished { peak_bytes: peak, clocks: Clocks { turns, steps }, version })
     }
+}
+
+/// Whether the files of a program are those that the plan was made with.
+fn unchanged(description: &Description, session: &Session) -> Result<(), CellFailure> {
+    let now = description.hash().map_err(|error| CellFailure::new(Outcome::Failed, format!("{error:#}")))?;
+    if session.data(&description.data_name()) == now.as_deref() {
+        return Ok(());
+    }
+    let reason =
+        format!("program {} changed since the plan was made; run the command again", description.name);
+    Err(CellFailure::new(Outcome::Failed, reason))
 }
 
 /// Whether a program can compute the model of `spec`.

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::recipe::{examples, recipe_of};
 use super::{ACCURACY, HELD_OUT_SEED, INFO, SEGMENT_ACCURACY};
 use crate::protocol::cell_runner::{CellResult, CellRunner, request};
-use crate::protocol::grid::{Grid, PlanError, tasks};
+use crate::protocol::grid::{Grid, GridFlags, PlanError, tasks};
+use crate::protocol::lra::floor::check_flags as check_rules;
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 use effattn_data::Split;
@@ -30,6 +31,11 @@ pub struct FloorRequest {
 /// The requests of `plan` that are rules; none if models are trained.
 pub fn requests(plan: &Plan) -> Vec<FloorRequest> {
     plan.cells.iter().filter_map(|cell| request(cell).ok()).collect()
+}
+
+/// Refuses what has no effect on rules, which are scored on test segments and learn nothing.
+pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
+    check_rules(flags, &["preset", "vocabulary", "noise", "test_segments", "quick"])
 }
 
 /// The cells of `grid`: a row for each rule and task, with what the rule is.
@@ -101,4 +107,25 @@ fn rows(
     };
     let first = row.with(ACCURACY.name, "%", Some(mean));
     std::iter::once(first).chain(request.test.iter().zip(&scores).map(segment)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{declare_settings, recall::Recall, resolve};
+
+    #[test]
+    fn what_has_no_effect_on_rules_is_refused() {
+        declare_settings();
+        let told = |line: &str| {
+            let settings = line.split(' ').map(|one| Settings::set(one).unwrap());
+            let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
+            let flags = GridFlags { settings, quick: true, ..GridFlags::default() };
+            resolve(&flags, &Recall).err().map_or_else(String::new, |error| error.to_string())
+        };
+        assert!(told("floor=true steps=7").ends_with("leave --steps out"));
+        assert!(told("floor=true rates=1e-3,1e-2").ends_with("leave --rates out"));
+        assert_eq!(told("floor=true task=mqar limit=10 test_segments=32:4 vocabulary=128"), "");
+        assert_eq!(told("steps=7"), "");
+    }
 }

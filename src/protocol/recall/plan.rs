@@ -69,6 +69,10 @@ impl TrainingProtocol for Recall {
         GridDefaults { settings, models: known.unwrap_or(models) }
     }
 
+    fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
+        floor::check_flags(flags)
+    }
+
     fn check_task(&self, task: &str) -> Result<(), PlanError> {
         position_labels::task(task).map(|_| ()).map_err(PlanError::new)
     }

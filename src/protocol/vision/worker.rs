@@ -13,7 +13,7 @@ use crate::protocol::training::experiment::{
 };
 use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingMessage, TrainingResult};
-use crate::run::outcome::CellFailure;
+use crate::run::outcome::{CellFailure, message};
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -208,8 +208,9 @@ impl<'a> VisionExperiment<'a> {
         let builder = ParamBuilder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
             failed(&format!(
-                "{}: {error}; the preset, --len and the classes must be those of the weights",
-                file.display()
+                "{}: {}; the preset, --len and the classes must be those of the weights",
+                file.display(),
+                message(&error)
             ))
         });
         let mut net = net?;

@@ -73,9 +73,11 @@ impl OwnFiles {
             let reason = "give one file, two (train and test) or three (train, validation, test)";
             return Err(DataError::Unknown(format!("{name} is not a list of one to three files; {reason}")));
         }
-        let twice = files.iter().enumerate().find(|(at, file)| files[..*at].contains(file));
-        if let Some((_, file)) = twice {
-            let file = file.display();
+        // another spelling of a file, or a link to it, is the same file
+        let whole = |file: &PathBuf| std::fs::canonicalize(file).unwrap_or_else(|_| file.clone());
+        let all: Vec<PathBuf> = files.iter().map(whole).collect();
+        if let Some(at) = (1..all.len()).find(|&at| all[..at].contains(&all[at])) {
+            let file = files[at].display();
             return Err(DataError::Unknown(format!(
                 "{name}: {file} is named twice; splits are different files"
             )));

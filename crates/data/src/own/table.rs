@@ -131,7 +131,12 @@ fn text_columns(names: &[String], line: usize) -> Result<[Option<usize>; 2], Lin
 }
 
 fn column(names: &[String], wanted: &str, line: usize) -> Result<usize, LineError> {
-    names.iter().position(|name| name.trim() == wanted).ok_or_else(|| {
+    let mut called = (0..names.len()).filter(|&at| names[at].trim() == wanted);
+    let (first, second) = (called.next(), called.next());
+    if second.is_some() {
+        return Err((line, format!("two columns are called {wanted}; rename or delete one of them")));
+    }
+    first.ok_or_else(|| {
         let names: Vec<String> = names.iter().take(8).map(|name| name.chars().take(24).collect()).collect();
         let there = names.join(", ");
         (line, format!("has no column {wanted:?} (it has {there}); the first line names {COLUMNS}"))
@@ -279,6 +284,8 @@ mod tests {
             ("a.csv", &b"text,class\na,1\n"[..], "a.csv:1: has no column \"label\" (it has text, class)"),
             ("a.csv", b"body,label\na,1\n", "a.csv:1: has no column \"text\""),
             ("a.csv", b"text1,label\na,1\n", "a.csv:1: has no column \"text2\""),
+            ("a.csv", b"text,label,label\na,1,2\n", "a.csv:1: two columns are called label; rename"),
+            ("a.tsv", b"text\tlabel\ttext\na\t1\tb\n", "a.tsv:1: two columns are called text; rename"),
             ("a.csv", b"text,label\na,1\nb\n", "a.csv:3: has 1 fields, expected 2"),
             ("a.csv", b"text,label\na,1\n \t,1\n", "a.csv:3: the text is empty"),
             ("a.csv", b"text,label\na,\n", "a.csv:2: the label is empty"),

@@ -35,6 +35,25 @@ fn names_list_files_and_say_how_they_are_read() {
 }
 
 #[test]
+fn another_spelling_of_a_file_is_no_other_split() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = write(folder.path(), "train.csv", &table(50));
+    std::fs::create_dir(folder.path().join("x")).unwrap();
+    let other = folder.path().join("x/../train.csv").display().to_string();
+    let told = says(OwnFiles::of(&format!("{train}+{other}")));
+    assert!(told.contains("x/../train.csv is named twice"), "{told}");
+    #[cfg(unix)]
+    {
+        let link = folder.path().join("link.csv");
+        std::os::unix::fs::symlink(&train, &link).unwrap();
+        let told = says(OwnFiles::of(&format!("{train}+{}", link.display())));
+        assert!(told.contains("link.csv is named twice"), "{told}");
+    }
+    let copy = write(folder.path(), "copy.csv", &table(50));
+    assert!(OwnFiles::of(&format!("{train}+{copy}")).unwrap().is_some(), "two files");
+}
+
+#[test]
 fn one_file_is_divided_by_its_seed() {
     let folder = tempfile::tempdir().unwrap();
     let name = write(folder.path(), "a.csv", &table(50));

@@ -71,6 +71,16 @@ pub enum SuiteError {
         /// Why.
         source: std::io::Error,
     },
+    /// A file with the name of a shipped suite and another text: its rows would be taken for the paper's.
+    #[error(
+        "suite {file}: {name} is a suite of effattn's own, and this text is another; rename the file, or run the shipped one with --suite {name}"
+    )]
+    Shipped {
+        /// The file.
+        file: String,
+        /// The name of both.
+        name: String,
+    },
     /// The text is wrong at a place.
     #[error("suite {file}:{line}: {problem}")]
     At {
@@ -244,6 +254,12 @@ impl Suite {
         std::iter::once(self.name.as_str()).chain(others)
     }
 
+    /// What `--suite` takes for it: the name of a shipped one, or its file.
+    pub fn argument(&self) -> &str {
+        let shipped = BUILTIN_SUITES.iter().any(|(name, _)| *name == self.name);
+        if shipped { &self.name } else { &self.file }
+    }
+
     /// The first shipped suite of `protocol` with published numbers of `preset`.
     pub fn of(protocol: &str, preset: &str) -> Option<Self> {
         let mut suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Self::load(name).ok());
@@ -252,7 +268,7 @@ impl Suite {
         suites.find(of)
     }
 
-    /// The shipped suite called `name`, or the file at that path.
+    /// The shipped suite called `name`, or the file at that path, which has a shipped one's name only with its text.
     pub fn load(name: &str) -> Result<Self, SuiteError> {
         if let Some((name, text)) = BUILTIN_SUITES.iter().find(|(known, _)| *known == name) {
             return Self::parse(&format!("{name}.toml"), text);
@@ -266,6 +282,11 @@ impl Suite {
         }
         let text = file::read_to_string(Path::new(name))
             .map_err(|source| SuiteError::Read { file: name.to_owned(), source })?;
-        Self::parse(name, &text)
+        let suite = Self::parse(name, &text)?;
+        let other = |(known, own): &&(&str, &str)| *known == suite.name && !own.lines().eq(text.lines());
+        match BUILTIN_SUITES.iter().find(other) {
+            Some(_) => Err(SuiteError::Shipped { file: name.to_owned(), name: suite.name }),
+            None => Ok(suite),
+        }
     }
 }

@@ -95,38 +95,55 @@ pub fn with_programs(rows: &[Row], known: &[Reference]) -> Vec<Reference> {
 
 /// Why another program's numbers cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms, or the \
-     rows.csv of a run"
-)]
-pub struct ReferenceError {
-    /// Line, from 1.
-    pub line: usize,
-    /// What is wrong.
-    pub reason: String,
+pub enum ReferenceError {
+    /// A line that is no measurement.
+    #[error(
+        "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms, or \
+         the rows.csv of a run"
+    )]
+    Form {
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A measurement whose time is none.
+    #[error("line {line}: ms = {ms} is no number above 0; leave ms empty where the program failed")]
+    Time {
+        /// Line, from 1.
+        line: usize,
+        /// What it says.
+        ms: f64,
+    },
 }
 
 /// Measurements, one JSON object per line, CSV with a header, or the `rows.csv` of a run of `speed`.
 pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
-    let bad = |line: usize, reason: String| ReferenceError { line, reason };
-    let mut all = Vec::new();
+    let bad = |line: usize, reason: String| ReferenceError::Form { line, reason };
+    let mut all: Vec<(usize, Reference)> = Vec::new();
     let header = text.lines().next().unwrap_or_default();
     if text.trim_start().starts_with('{') {
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            all.push(serde_json::from_str(line).map_err(|error| bad(index + 1, error.to_string()))?);
+            let one = serde_json::from_str(line).map_err(|error| bad(index + 1, error.to_string()))?;
+            all.push((index + 1, one));
         }
     } else if header.split(',').any(|column| column == "metric") {
         let rows = csv::from_str(text).map_err(|error| bad(1, error.to_string()))?;
-        all.extend(rows.iter().filter_map(Reference::of));
+        let lines = rows.iter().enumerate();
+        all.extend(lines.filter_map(|(index, row)| Some((index + 2, Reference::of(row)?))));
     } else {
         for (index, record) in ::csv::Reader::from_reader(text.as_bytes()).deserialize().enumerate() {
-            all.push(record.map_err(|error| bad(index + 2, error.to_string()))?);
+            all.push((index + 2, record.map_err(|error| bad(index + 2, error.to_string()))?));
         }
     }
     if all.is_empty() {
         return Err(bad(1, "there is none".to_owned()));
     }
-    Ok(all)
+    let no_time = |ms: &f64| !ms.is_finite() || *ms <= 0.0;
+    if let Some((line, ms)) = all.iter().find_map(|(line, one)| Some((*line, one.ms.filter(no_time)?))) {
+        return Err(ReferenceError::Time { line, ms });
+    }
+    Ok(all.into_iter().map(|(_, one)| one).collect())
 }
 
 /// The measurements in a run folder; none if there is no such file.

@@ -3,7 +3,7 @@
 use super::chart::{Figure, Panel, Series, Unit};
 use super::wrap::{self, TIED, columns, wrap};
 use crate::text::{letter, visible};
-use crate::{Metric, Outcome, Row};
+use crate::{Metric, Row};
 
 /// Where a cell's number stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,15 +288,9 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
         title: conditions.join(" · "),
         numbers: columns.len() - 1,
         columns,
-        rows: panel.series.iter().filter(|series| can_run(series)).map(row).collect(),
+        rows: panel.series.iter().filter(|series| series.can_run()).map(row).collect(),
         ..Table::default()
     }
-}
-
-/// Whether there is more to tell than that the mechanism has no such form, which the reasons tell.
-fn can_run(series: &Series) -> bool {
-    let unsupported = Outcome::Unsupported.word();
-    !series.points.is_empty() || series.missing.iter().any(|missing| missing.outcome != unsupported)
 }
 
 /// `12.3 ms ±4 %`, the word for what happened instead, or `-` where nothing was asked.

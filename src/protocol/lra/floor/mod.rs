@@ -14,7 +14,8 @@ use super::KEEP_CLOSE;
 use super::recipe;
 use super::tasks::LoadOptions;
 use crate::protocol::cell_runner::{CellResult, CellRunner, request};
-use crate::protocol::grid::{Grid, PlanError, tasks};
+use crate::protocol::grid::{Grid, GridFlags, PlanError, tasks};
+use crate::protocol::own_data::check_tokenizer;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
@@ -78,11 +79,39 @@ pub static RULES: &[Rule] = &[
     },
 ];
 
+/// What the rules of every command take: which examples, and where they are computed.
+const TAKEN: [&str; 7] = ["floor", "task", "limit", "device", "threads", "jobs", "memory_limit"];
+/// What chooses lines of a suite, and their tasks with them.
+const CHOOSES: [&str; 7] = ["model", "exclude", "preset", "len", "batch", "seeds", "mode"];
+
+/// Refuses what has no effect on rules, which also take the settings `own`.
+pub fn check_flags(flags: &GridFlags, own: &[&str]) -> Result<(), PlanError> {
+    let said = flags.user_settings();
+    if said.floor != Some(true) {
+        return Ok(());
+    }
+    let mut idle = said.set_keys();
+    idle.extend(flags.model.is_some().then_some("model"));
+    idle.extend(flags.exclude.is_some().then_some("exclude"));
+    idle.extend(flags.quick.then_some("quick"));
+    let chooses = |key: &str| flags.suite.is_some() && CHOOSES.contains(&key);
+    idle.retain(|&key| !TAKEN.contains(&key) && !own.contains(&key) && !chooses(key));
+    match idle.first() {
+        Some(key) => {
+            let key = key.replace('_', "-");
+            let reason = "--floor trains nothing, and simple rules take";
+            Err(PlanError(format!("{reason} no {key}; leave --{key} out")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The cells of `grid`: a row for each rule and task, with what the rule is.
 pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
     let (tasks, settings) = (tasks(grid), &grid.settings);
     for task in &tasks {
         data::task(task).map_err(PlanError::new)?;
+        check_tokenizer(settings, task).map_err(PlanError)?;
     }
     let cell = |task: &String, rule: &'static Rule| {
         let mut row = Row::new("lra", FLOOR).with("accuracy", "%", None);

@@ -92,6 +92,12 @@ pub(super) fn models(text: &str) -> Result<Vec<MechanismSpec>, ParseError> {
                     let name = &variant.name;
                     return Err(ParseError(format!("{name} means several mechanisms and takes no knobs")));
                 }
+                if variant.knobs.iter().any(|(known, _)| known == key) {
+                    let name = &variant.name;
+                    return Err(ParseError(format!(
+                        "{name}: knob {key} is given twice; leave one of them out"
+                    )));
+                }
                 variant.knobs.push((key.to_owned(), value.to_owned()));
             }
             _ => return Err(ParseError(format!("{knob:?} is not a knob setting such as w=16; {WRITE}"))),

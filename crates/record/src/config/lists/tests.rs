@@ -51,6 +51,9 @@ fn a_knob_continues_the_variant_before_it() {
     for text in ["w=16", ":w=1", "ls:", "ls:w", "ls:=3", "ls:w=", "a,,b", "ls*:w=1", "all:w=1"] {
         assert!(text.parse::<Models>().is_err(), "{text}");
     }
+    let twice = "full,ls:w=8,r=2,w=16".parse::<Models>().unwrap_err().to_string();
+    assert_eq!(twice, "ls: knob w is given twice; leave one of them out");
+    assert_eq!("ls:w=8,ls:w=16".parse::<Models>().unwrap().0.len(), 2);
 }
 
 #[test]

@@ -128,13 +128,24 @@ impl Suite {
         if wire.row.is_empty() {
             return Err(at(0, "there is no [[row]]; give at least one".to_owned()));
         }
-        wire.base.check().map_err(|error| at(0, format!("[base]: {error}")))?;
+        wire.base.check().map_err(|error| at(base_at(text), format!("[base]: {error}")))?;
+        if let Some(column) = wire.columns.iter().find(|column| column.metrics.is_empty()) {
+            let Column { title, .. } = column;
+            let place = text.find(title.as_str()).unwrap_or(0);
+            return Err(at(place, format!("column {title:?} has no metrics; give the name of at least one")));
+        }
         let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
         let lengths = wire.base.len.as_ref().map_or(0, |len| len.0.len());
         let mut rows = Vec::new();
         for row in wire.row {
             let start = row.model.span().start;
             let mut model = single(row.model.get_ref()).map_err(|problem| at(start, problem))?;
+            let twice = |key: &&String| model.knobs.iter().any(|(known, _)| known == *key);
+            if let Some(key) = row.knobs.keys().find(twice) {
+                let problem =
+                    format!("knob {key} is given twice, in model and in knobs; leave one of them out");
+                return Err(at(start, problem));
+            }
             model.knobs.extend(row.knobs.iter().map(|(key, value)| (key.clone(), knob_text(value))));
             let published = row.published.map(|wire| tables(wire, &row.label, lengths));
             let published =
@@ -200,6 +211,13 @@ fn tables(
         }
     };
     tables.into_iter().map(read).collect()
+}
+
+/// Where `[base]` stands in `text`; its beginning where it is written in another way.
+fn base_at(text: &str) -> usize {
+    let begins_line =
+        |at: &usize| text[..*at].rsplit('\n').next().is_some_and(|before| before.trim().is_empty());
+    text.match_indices("[base]").map(|(at, _)| at).find(begins_line).unwrap_or(0)
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -282,6 +300,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_the_name_of_a_shipped_suite_only_with_its_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let (name, text) = BUILTIN_SUITES[0];
+        let path = folder.path().join(format!("{name}.toml"));
+        let file = path.display().to_string();
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(Suite::load(&file).unwrap().name, name, "a copy");
+        std::fs::write(&path, format!("{text}\n# mine\n")).unwrap();
+        let error = Suite::load(&file).unwrap_err().to_string();
+        let says =
+            format!("suite {file}: {name} is a suite of effattn's own, and this text is another; rename");
+        assert!(error.starts_with(&says), "{error}");
+        let renamed = folder.path().join("mine.toml");
+        std::fs::rename(&path, &renamed).unwrap();
+        assert_eq!(Suite::load(&renamed.display().to_string()).unwrap().name, "mine");
+    }
+
+    #[test]
     fn errors_name_file_line_and_the_nearest_key() {
         assert!(error("batc = 3").starts_with("suite x.toml:6: unknown key \"batc\" (did you mean batch?)"));
         let row = "[[row]]\nlabel = \"a\"\nmodel = ";
@@ -289,6 +325,12 @@ mod tests {
         let wrong = format!("{row}\"ls\"\npublished = {{ metric = \"m\", infer = [1, 2, 3] }}");
         assert_eq!(error(&wrong), "suite x.toml:9: a: infer has 3 published values for 2 lengths");
         assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
+        let zero = format!("width = 0\n{row}\"ls\"");
+        assert!(error(&zero).starts_with("suite x.toml:4: [base]: width: "), "{}", error(&zero));
+        let column = format!("{row}\"ls\"\n[[columns]]\ntitle = \"t\"\nmetrics = []\nkey = \"a\"");
+        assert!(error(&column).contains("column \"t\" has no metrics"), "{}", error(&column));
+        let twice = error(&format!("{row}\"ls:w=16\"\nknobs = {{ w = 8 }}"));
+        assert!(twice.starts_with("suite x.toml:8: knob w is given twice, in model and in knobs"), "{twice}");
         assert!(Suite::load("cos-tabel5").unwrap_err().to_string().contains("did you mean cos-table5?"));
     }
 }

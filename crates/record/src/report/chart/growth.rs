@@ -169,6 +169,7 @@ pub fn figure(rows: &[Row], quantity: Quantity) -> Option<Figure> {
         panel
     };
     let mut panels: Vec<Panel> = groups.into_iter().map(panel).collect();
+    panels.retain(|panel| panel.series.iter().any(Series::can_run));
     finish(&mut panels, &labels);
     Some(Figure { title: quantity.title().to_owned(), subtitle, unit: quantity.unit(), panels })
 }
@@ -304,6 +305,16 @@ mod tests {
         assert_eq!(chart.csv.lines().count(), 1 + rows.len());
         assert!(chart.csv.contains("\nTraining,full,4096,,s,,,oom,1.9000\n"), "{}", chart.csv);
         assert!(chart.svg.contains("out of memory or time"));
+    }
+
+    #[test]
+    fn conditions_under_which_nothing_can_run_are_no_panel() {
+        let mut rows = rows(&FOUR, &[Pass::Infer, Pass::Train]);
+        for row in rows.iter_mut().filter(|row| row.pass == Some(Pass::Train)) {
+            (row.value, row.outcome) = (None, Outcome::Unsupported);
+        }
+        let figure = figure(&rows, Quantity::Time).unwrap();
+        assert_eq!(figure.panels.iter().map(|panel| panel.title.as_str()).collect::<Vec<_>>(), ["Inference"]);
     }
 
     #[test]

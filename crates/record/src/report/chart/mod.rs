@@ -30,7 +30,7 @@ mod weight_tips;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::file;
+use crate::{Outcome, file};
 
 pub use bars::{Bar, BarPanel, bars};
 pub use blocks::{Blocks, blocks};
@@ -118,6 +118,12 @@ impl Series {
     pub fn law(&self) -> Option<crate::stats::PowerLaw> {
         let points: Vec<_> = self.points.iter().map(|point| (point.x, point.y)).collect();
         crate::stats::power_law(&points)
+    }
+
+    /// Whether there is more to tell than that the mechanism has no such form, which the reasons tell.
+    pub fn can_run(&self) -> bool {
+        let unsupported = Outcome::Unsupported.word();
+        !self.points.is_empty() || self.missing.iter().any(|missing| missing.outcome != unsupported)
     }
 }
 

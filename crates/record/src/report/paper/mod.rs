@@ -294,7 +294,7 @@ impl<'a> Writer<'a> {
         format!(
             "effattn {} --suite {} --model {}{preset}{also}",
             suite.protocol,
-            suite.name,
+            suite.argument(),
             models.join(",")
         )
     }

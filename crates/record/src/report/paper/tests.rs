@@ -83,11 +83,11 @@ fn published_numbers_keep_their_digits() {
 fn without_runs_every_cell_has_what_is_printed_and_the_line_says_what_runs_it() {
     let table = made(&[]).table;
     assert_eq!(table.columns, ["model", "ListOps", "FLOPs", "Text", "Average", "to run"]);
-    let command = "effattn lra --suite x --model dp,ls";
+    let command = "effattn lra --suite x.toml --model dp,ls";
     assert_eq!(table.rows[0], ["DP", "- / 37.0", "0.15 / 0.15 =", "- / 66.0", "- / 51.5", command]);
     assert_eq!(table.rows[1], ["Other (a)", "- / 40.0", "", "", "", ""]);
     assert_eq!(table.notes[0], "a: another paper's.", "why it is not run");
-    let own = ["DP by definition", "-", "0.15", "-", "-", "effattn lra --suite x --model linformer"];
+    let own = ["DP by definition", "-", "0.15", "-", "-", "effattn lra --suite x.toml --model linformer"];
     assert_eq!(table.rows[2], own, "what the paper has no number for stands below");
 }
 
@@ -278,7 +278,7 @@ fn a_table_may_have_a_line_for_every_length_and_columns_that_another_suite_runs(
     let table = by_size(&[]);
     let names: Vec<&str> = table.rows.iter().map(|line| line[0].as_str()).collect();
     assert_eq!(names, ["A, 224", "C, 224 (a)", "A, 384", "B, 384"], "grouped by length");
-    let runs = "effattn vision --suite accuracy --model ls2d --data-dir images; effattn speed --suite accuracy --model ls2d";
+    let runs = "effattn vision --suite accuracy.toml --model ls2d --data-dir images; effattn speed --suite accuracy.toml --model ls2d";
     let first = ["A, 224", "307.10", "8.66 / 8.7 =", "- / 83.8", "- / 0.075", runs];
     assert_eq!(table.rows[0], first, "FLOPs have as many digits as are printed");
     assert_eq!(table.rows[1][3], "- / 83.5 (b)");

@@ -19,6 +19,25 @@ fn both_forms_are_read() {
 }
 
 #[test]
+fn a_time_that_is_no_number_above_0_is_refused_with_its_line() {
+    for ms in ["NaN", "0", "-5", "inf"] {
+        let text = format!("model,len,mode,ms,base_rss_mib,peak_rss_mib\nls,1024,infer,{ms},,\n");
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("line 2: ms = {ms} is no number above 0")), "{error}");
+    }
+    let json = JSON.replace("\"ms\": 60.0", "\"ms\": -1.5");
+    assert!(parse(&json).unwrap_err().to_string().starts_with("line 1: ms = -1.5 is no number above 0"));
+    let row = |seconds| Row {
+        pass: Some(Pass::Infer),
+        len: Some(1024),
+        batch: Some(1),
+        ..Row::new("speed", "ls").with("step_time", "s", Some(seconds))
+    };
+    let text = csv::to_string(&[row(0.5), row(0.0)]).unwrap();
+    assert!(parse(&text).unwrap_err().to_string().starts_with("line 3: ms = 0 is no number above 0"));
+}
+
+#[test]
 fn ratios_are_reference_over_ours() {
     let row = Row {
         pass: Some(Pass::Infer),

@@ -1,5 +1,6 @@
 use super::super::chart::{Measured, Missing};
 use super::*;
+use crate::Outcome;
 
 fn figure() -> Figure {
     let point = |x, y| Measured { x, y, interval: Some((y * 0.98, y * 1.01)) };
