@@ -1,5 +1,8 @@
 //! `effattn report`.
 
+mod measured;
+mod papers;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -9,25 +12,17 @@ use super::curves;
 use super::report_overview;
 use super::report_suites;
 use super::stored_drawings;
-use super::stored_runs::{
-    StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, or_left_out, step_samples,
-};
+use super::stored_runs::{StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained};
 use crate::protocol;
-use crate::protocol::definition::ResultView;
 use crate::protocol::trained_metrics;
 use crate::term::{self, Term};
-use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
-use effattn_record::report::chart::{Quantity, figure};
+use effattn_record::config::suite::Suite;
 use effattn_record::report::claims;
 use effattn_record::report::document::{BEGIN, Document, END, HEADLINES, Headline, Part, Section};
 use effattn_record::report::marked_numbers::fill;
-use effattn_record::report::paper::{Paper, PaperSource, paper};
-use effattn_record::report::table::{self, Link, Table};
-use effattn_record::report::{
-    self, crossing, figures, published, ranking, reference, resident, robustness, spread, trained,
-    training_time,
-};
-use effattn_record::{Metric, Outcome, Row, file};
+use effattn_record::report::table::{Link, Table};
+use effattn_record::report::{figures, published, robustness, trained, training_time};
+use effattn_record::{Metric, Row, file};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,13 +32,6 @@ Examples:
   effattn report -o report.html
   # Update the tables between the markers of README.md
   effattn report --splice README.md";
-
-/// What stands in the cells of the papers' tables.
-const SIGNS: &str = "Each cell is measured / published; n is the number of seeds. = within the spread of the seeds (counts: the same \
-                     printed digits), ▲ better, ▼ worse, ○ no conclusion: one seed, or settings that differ from the protocol's, \
-                     which the letter names, with the protocol's value in parentheses. ↓ marks a number that is worse than \
-                     the floor, the best rule without a transformer on the same examples, ≈ one that is the same within the error of \
-                     both. - was not run; the last column has the command that runs it.";
 
 /// Form of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,7 +97,11 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
             Some((name, command)) => (format!(" of suite {name}"), command.clone()),
             None => (String::new(), "speed --quick".to_owned()),
         };
-        bail!("no rows{what} under {}; measure first: effattn {command}", args.results.display());
+        let results = args.results.display();
+        if args.brief && runs.iter().any(|run| !run.rows.is_empty()) && suite.is_none() {
+            bail!("no row under {results} belongs to a paper's table; leave --brief out");
+        }
+        bail!("no rows{what} under {results}; measure first: effattn {command}");
     }
     let format = args.format.unwrap_or_else(|| Format::of(args.output.as_deref()));
     let results = args.results.display();
@@ -179,7 +171,9 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
         return Ok(document);
     }
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
-    document.overview = report_overview::overview(runs);
+    let shown: Vec<&StoredRun> =
+        runs.iter().filter(|run| suite.is_none() || run.rows.iter().any(|row| wanted(&row))).collect();
+    document.overview = report_overview::overview(&shown);
     let judged = claims::judged(&rows);
     if suite.is_none() && judged.iter().any(|claim| claim.finding.is_some()) {
         document.sections.push(Section {
@@ -189,7 +183,7 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
             ..Section::default()
         });
     }
-    let (filled, empty) = papers(stored, suite)?;
+    let (filled, empty) = papers::sections(stored, suite)?;
     document.sections.extend(filled);
     for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
         let chosen: Vec<&StoredRun> =
@@ -204,7 +198,7 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
         if shown && !rows.is_empty() {
             let parts = run.by_machine(rows);
             for rows in &parts {
-                document.sections.push(measured((run, stored.root), rows, parts.len() > 1, brief)?);
+                document.sections.push(measured::section((run, stored.root), rows, parts.len() > 1, brief)?);
             }
         }
     }
@@ -256,70 +250,6 @@ fn headlines(judged: &[claims::JudgedClaim], sections: &[Section]) -> Vec<Headli
         }));
     found.truncate(HEADLINES);
     found
-}
-
-/// Every table of the papers in its own form: those of which something was run, and those of which nothing was.
-fn papers(stored: &Stored, only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
-    let Stored { runs, root } = *stored;
-    // a look at whether something runs stands beside no published number
-    let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| !is_first_look(row)).collect();
-    let metrics = trained_metrics();
-    let (mut filled, mut empty) = (Vec::new(), Vec::new());
-    let mut suites = report_suites::shipped()?;
-    suites.extend(report_suites::own(runs));
-    let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
-    let mut shown: Vec<&Suite> =
-        suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked).collect();
-    // stand-ins, which have no published numbers, follow the papers' own tables
-    shown.sort_by_key(|suite| suite.rows.iter().all(|row| row.published.is_empty()));
-    for suite in shown {
-        // the suite itself comes first
-        let parts: Vec<&Suite> =
-            suite.runs().filter_map(|name| suites.iter().find(|suite| suite.name == name)).collect();
-        let plans: Vec<Vec<Vec<Row>>> =
-            parts.iter().map(|suite| report_suites::planned(suite)).collect::<Result<_>>()?;
-        let mut sources: Vec<PaperSource> = (parts.iter().zip(&plans))
-            .map(|(suite, planned)| PaperSource {
-                suite,
-                planned,
-                rows: &rows,
-                metrics: &metrics,
-                others: &[],
-            })
-            .collect();
-        let own = sources.remove(0);
-        let source = PaperSource { others: &sources, ..own };
-        let Some(Paper { ratios, mut table, used }) = paper(&source) else { continue };
-        let of = |run: &&StoredRun| run.rows.iter().any(|row| used.contains(row));
-        let behind: Vec<&StoredRun> = runs.iter().filter(of).collect();
-        table.notes.extend(mixed_builds(&behind));
-        let sources = behind.iter().map(|run| run.source(root)).collect();
-        let title = capital(suite.source.split(':').next().unwrap_or(&suite.name));
-        let tables = ratios.into_iter().chain([table]).collect();
-        let mut section =
-            Section { title, part: Part::of_suite(&suite.name), tables, sources, ..Section::default() };
-        section.link(|row| stored_at(&behind, row));
-        if used.is_empty() { empty.push(section) } else { filled.push(section) }
-    }
-    // on the first table of every page
-    let mut explained: Vec<Part> = Vec::new();
-    for section in filled.iter_mut().chain(&mut empty).filter(|section| !section.tables.is_empty()) {
-        if !explained.contains(&section.part) {
-            explained.push(section.part);
-            section.tables.last_mut().into_iter().for_each(|table| table.notes.insert(0, SIGNS.to_owned()));
-        }
-    }
-    Ok((filled, empty))
-}
-
-/// `text` as a heading: an article in front of it has a capital.
-fn capital(text: &str) -> String {
-    match text.split_once(' ') {
-        Some((article @ ("a" | "an" | "the" | "our"), rest)) => {
-            format!("{}{} {rest}", article[..1].to_uppercase(), &article[1..])
-        }
-        _ => text.to_owned(),
-    }
 }
 
 /// Where `row` stands in one of `runs`.
@@ -381,79 +311,6 @@ fn trained_section(title: String, (runs, root): (&[&StoredRun], &Path), rows: &[
     section.tables.extend(training_time::table(rows));
     section.charts = curves::charts(&curves)?;
     Ok(section)
-}
-
-/// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.
-fn measured((run, root): (&StoredRun, &Path), rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
-    let rows = &begun(rows);
-    let suite = run.manifest.suite.as_deref();
-    let name = rows.first().and_then(|row| row.suite.clone());
-    let suite = match (name, suite) {
-        // what a shipped suite says of its table is as true of older runs
-        (Some(name), Some(_)) if !run.quick() && BUILTIN_SUITES.iter().any(|(known, _)| *known == name) => {
-            Some(Suite::load(&name)?)
-        }
-        // a suite of one's own may be of a version that reads it otherwise
-        (Some(name), Some(text)) if !run.quick() => {
-            let read = Suite::parse(&format!("{name}.toml"), text).map(Some);
-            let named = || format!("the suite in {}", run.folder.join("manifest.json").display());
-            or_left_out(read.map_err(anyhow::Error::from).with_context(named), "its table")
-        }
-        _ => None,
-    };
-    let reach = rows.iter().any(|row| row.metric == "longest_length");
-    let part = match &suite {
-        Some(suite) => Part::of_suite(&suite.name),
-        None if reach => Part::TransformerLs, // a claim of its Figure 3
-        None => Part::Other,
-    };
-    let title = match &suite {
-        Some(suite) => {
-            let typed = run.typed(&["--suite"]);
-            if typed.is_empty() { suite.title.clone() } else { format!("{}: {typed}", suite.title) }
-        }
-        None => format!("{} {}", run.manifest.command, run.typed(&[])).trim_end().to_owned(),
-    };
-    // ratios lead: they compare, whatever the machine
-    let mut tables: Vec<Table> = ranking::rankings(rows, None);
-    let protocol = protocol::find(&run.manifest.command);
-    match (&suite, protocol.filter(|protocol| protocol.view() == ResultView::Plain)) {
-        (_, Some(protocol)) => {
-            tables.push(table::plain(protocol.info().about, rows, protocol.info().metrics))
-        }
-        (Some(suite), None) => tables.extend(published::tables(rows, suite)),
-        (None, None) => {
-            for quantity in Quantity::TABLES {
-                tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
-            }
-        }
-    }
-    tables.extend(published::longest(rows));
-    tables.extend(crossing::table(rows).filter(|_| !brief));
-    let known =
-        reference::read(&run.folder).with_context(|| run.folder.join(reference::FILE).display().to_string());
-    let known = or_left_out(known, "the times of other programs");
-    let references = reference::with_programs(rows, &known);
-    tables.extend(reference::tables(rows, &references));
-    tables.extend(resident::table(rows));
-    tables.extend(published::reasons(rows));
-    let samples = or_left_out(step_samples(&run.folder), "percentiles of steps");
-    tables.extend(spread::percentiles(&samples).filter(|_| !brief));
-    let charts = report::measured(rows, &references, &run.manifest.id)?;
-    let quick = if run.quick() { " (a quick run)" } else { "" };
-    let machine = rows.first().and_then(|row| row.machine.as_deref()).filter(|_| apart);
-    let machine = machine.map_or_else(String::new, |machine| format!(" on {machine}"));
-    let title = format!("{title}{quick}{machine}");
-    Ok(Section { title, part, tables, charts, sources: vec![run.source(root)] })
-}
-
-/// Rows without the lengths that a stopped run has not come to: all of them where it came to none.
-fn begun(rows: &[Row]) -> Vec<Row> {
-    let open = |row: &Row| matches!(row.outcome, Outcome::Interrupted | Outcome::Planned);
-    let place = |row: &Row| (row.pass, row.batch, row.len);
-    let reached: Vec<_> = rows.iter().filter(|row| !open(row)).map(place).collect();
-    let all = reached.is_empty();
-    rows.iter().filter(|row| all || reached.contains(&place(row))).cloned().collect()
 }
 
 /// What the papers have and this report does not.

@@ -6,13 +6,13 @@ use super::stored_runs::StoredRun;
 use effattn_record::text::plural;
 
 /// Words with what there is to say about `runs`: how many of which command, on which processors, with which builds, when.
-pub fn overview(runs: &[StoredRun]) -> Vec<(String, String)> {
+pub fn overview(runs: &[&StoredRun]) -> Vec<(String, String)> {
     let mut commands: BTreeMap<&str, usize> = BTreeMap::new();
     runs.iter().for_each(|run| *commands.entry(&run.manifest.command).or_default() += 1);
     let rows = runs.iter().map(|run| run.rows.len() as u64).sum();
     let list: Vec<String> = commands.iter().map(|(command, count)| format!("{count} {command}")).collect();
     let distinct = |of: &dyn Fn(&StoredRun) -> String| {
-        let all: BTreeSet<String> = runs.iter().map(of).filter(|text| !text.is_empty()).collect();
+        let all: BTreeSet<String> = runs.iter().copied().map(of).filter(|text| !text.is_empty()).collect();
         all.into_iter().collect::<Vec<_>>()
     };
     let processors = distinct(&|run| run.manifest.machine["cpu"].as_str().unwrap_or_default().to_owned());

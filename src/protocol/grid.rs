@@ -9,6 +9,7 @@ use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_record::config::lists::{Models, Words};
 use effattn_record::config::settings::Settings;
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite, SuiteRow};
+use effattn_record::departures::sizes_of;
 use effattn_record::{Pass, Published, Row};
 
 /// What the user said.
@@ -112,7 +113,7 @@ fn beside(
 ) -> Option<PublishedMatch> {
     let published = row.table(metric)?.at(key, 0)?;
     let sizes = suite.numbers_of.as_ref().filter(|of| *of != preset);
-    let sizes = sizes.map(|of| format!("sizes of {preset} ({of})"));
+    let sizes = sizes.map(|of| sizes_of(preset, of));
     Some(PublishedMatch { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
 }
 

@@ -141,7 +141,7 @@ fn check_settings(
     check(&flags.set, "--set: ", &str::to_owned)?;
     if let Some(suite) = suite {
         let rows = suite.rows.iter().map(|row| (&row.set, format!("suite {}:{}: ", suite.file, row.line)));
-        let base = (&suite.base, format!("suite {}: [base]: ", suite.file));
+        let base = (&suite.base, format!("suite {}:{}: [base]: ", suite.file, suite.base_line));
         for (settings, place) in std::iter::once(base).chain(rows) {
             check(settings, &place, &str::to_owned)?;
             own_data::check_suite(settings).map_err(|problem| PlanError(format!("{place}{problem}")))?;

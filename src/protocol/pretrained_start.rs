@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::grid::{GridEntry, PlanError};
 use crate::train::pretrained::Pretrained;
 use effattn_model::Backbone;
-use effattn_model::family::{SizeOverrides, masked_lm};
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::family::{ResolveError, SizeOverrides, masked_lm};
 use effattn_record::config::lists::Words;
 
 /// An encoder to start from.
@@ -16,6 +17,8 @@ pub struct StartEncoder {
     pub encoder: Pretrained,
     /// SHA-256 of its files.
     pub hash: String,
+    /// The setting that its weights keep, as on the command line: `num_buckets=4`; empty for most mechanisms.
+    pub kept: String,
 }
 
 /// The same in the request of a worker.
@@ -29,17 +32,21 @@ pub struct StartRequest {
     pub positions: u64,
     /// Epsilon of LayerNorm.
     pub eps: f64,
+    /// The setting that its weights keep.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kept: String,
 }
 
 impl From<&StartEncoder> for StartRequest {
     fn from(start: &StartEncoder) -> Self {
-        let StartEncoder { encoder, hash } = start;
+        let StartEncoder { encoder, hash, kept } = start;
         Self {
             folder: encoder.folder.display().to_string(),
             encoder: hash.clone(),
             vocab: encoder.vocab as u64,
             positions: encoder.positions as u64,
             eps: encoder.eps,
+            kept: kept.clone(),
         }
     }
 }
@@ -47,8 +54,31 @@ impl From<&StartEncoder> for StartRequest {
 impl StartRequest {
     /// No encoder, in the same folder: where an encoder lies does not matter to what is trained.
     pub fn elsewhere(&self) -> Self {
-        Self { folder: self.folder.clone(), encoder: String::new(), vocab: 0, positions: 0, eps: 0.0 }
+        let Self { folder, kept, .. } = self.clone();
+        Self { folder, kept, encoder: String::new(), vocab: 0, positions: 0, eps: 0.0 }
     }
+}
+
+/// The setting of `choice` that the weights of `encoder` keep where the model is longer than theirs; empty where there is none, or
+/// `choice` says another.
+fn kept(encoder: &Pretrained, choice: &MechanismChoice) -> String {
+    let own = (encoder.attention.entry.name == choice.entry.name).then_some(choice.entry);
+    let setting = own.and_then(|entry| entry.in_models.kept_by_weights);
+    let setting = setting.map(|setting| setting(&encoder.attention.knobs, encoder.positions));
+    let free = setting.filter(|(name, _)| choice.given().iter().all(|(given, _)| given != name));
+    free.map_or_else(String::new, |(name, value)| format!("{name}={value}"))
+}
+
+/// `choice` with the setting that weights keep.
+pub fn keeping(choice: &MechanismChoice, kept: &str) -> Result<MechanismChoice, ResolveError> {
+    if kept.is_empty() {
+        return Ok(choice.clone());
+    }
+    let label = choice.label();
+    let between = if label.contains(':') { ',' } else { ':' };
+    let models = format!("{label}{between}{kept}").parse().map_err(ResolveError::wrong)?;
+    let choices = choose(&models).map_err(ResolveError::wrong)?;
+    choices.into_iter().next().ok_or_else(|| ResolveError::wrong(format!("{label} does not take {kept}")))
 }
 
 /// Name under which the checksum of the tokenizer of the encoder with the checksum `hash` stands in a plan.
@@ -99,7 +129,8 @@ pub fn of(
         None => found.hash().map_err(PlanError::new)?,
     };
     hashes.insert(found.folder.clone(), hash.clone());
-    Ok(Some(StartEncoder { encoder: found, hash }))
+    let kept = kept(&found, choice);
+    Ok(Some(StartEncoder { encoder: found, hash, kept }))
 }
 
 /// Preset and sizes of the line of `pick`: those of the encoder, where there is one; `usual` where nothing says the preset.

@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 use effattn_kernel::device::alloc::OOM_EXIT;
+use effattn_model::message;
 use effattn_record::Outcome;
 use effattn_record::config::units::Bytes;
 
@@ -41,12 +42,6 @@ fn one_line(text: &str) -> String {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
     }
-}
-
-/// What a candle error says: candle gives a backtrace with the message where RUST_BACKTRACE is set.
-pub fn message(error: &candle_core::Error) -> String {
-    let text = error.to_string();
-    text.split("\n   0: ").next().unwrap_or_default().trim_end().to_owned()
 }
 
 /// What a candle error means for the cell.

@@ -10,7 +10,7 @@ use super::journal::{self, Entry, Journal};
 use super::manifest::{Manifest, State};
 use super::plan::{Cell, Plan};
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
-use effattn_record::departures::leaves_share;
+use effattn_record::departures::{is_about_sizes, leaves_share};
 use effattn_record::{Outcome, Row};
 
 /// The other runs beside `folder`, the newest first.
@@ -117,7 +117,7 @@ fn restate(entry: &mut Entry, cell: &Cell, said: &HashSet<String>) {
     let now = words(plan);
     for row in &mut entry.rows {
         let then = words(row);
-        let of_suite = |word: &String| said.contains(word) || word.starts_with("sizes of ");
+        let of_suite = |word: &String| said.contains(word) || is_about_sizes(word);
         let rest: Vec<String> =
             then.iter().filter(|word| !now.contains(word) && !of_suite(word)).cloned().collect();
         if now.iter().all(|word| then.contains(word)) && now.len() + rest.len() == then.len() {

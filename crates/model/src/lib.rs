@@ -33,6 +33,12 @@ use crate::nn::ffn::FfnActivation;
 pub use encoder::Classifier;
 pub use family::{Family, TABLE, families, find, register};
 
+/// What a candle error says: candle gives a backtrace with the message where RUST_BACKTRACE is set.
+pub fn message(error: &candle_core::Error) -> String {
+    let text = error.to_string();
+    text.split("\n   0: ").next().unwrap_or_default().trim_end().to_owned()
+}
+
 /// What `run` shows on its way, the input of every layer, and then its result.
 fn traced(
     run: impl FnOnce(&mut dyn FnMut(&Tensor)) -> candle_core::Result<Tensor>,

@@ -117,6 +117,19 @@ pub fn leaves_share(word: &str) -> bool {
     [PRECISION, GENERATED].contains(&word)
 }
 
+/// Starts of the words of [`sizes_of`].
+const SIZES_OF: &str = "sizes of ";
+
+/// That a model has the sizes of `preset` where the published number belongs to `published`.
+pub fn sizes_of(preset: &str, published: &str) -> String {
+    format!("{SIZES_OF}{preset} ({published})")
+}
+
+/// Whether `word` of `differs` is one of [`sizes_of`].
+pub fn is_about_sizes(word: &str) -> bool {
+    word.starts_with(SIZES_OF)
+}
+
 /// The words of `row` about the part of its data set that it was trained and tested on.
 pub fn data_words(row: &Row) -> Vec<&str> {
     const ABOUT: [&str; 7] = [

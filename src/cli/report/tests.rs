@@ -1,6 +1,8 @@
 use super::*;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
+use effattn_record::config::suite::BUILTIN_SUITES;
+use effattn_record::report::reference;
 
 /// A run of `command` in `folder` with one row.
 fn run(folder: &Path, command: &str, row: Row) -> StoredRun {
@@ -31,13 +33,13 @@ fn damaged_files_beside_the_rows_are_left_out() {
     for name in [reference::FILE, "samples.jsonl"] {
         std::fs::write(folder.path().join(name), "{\n").unwrap();
     }
-    let section = measured((&run, folder.path()), &run.rows, false, false).unwrap();
+    let section = measured::section((&run, folder.path()), &run.rows, false, false).unwrap();
     assert_eq!((section.part, section.title.as_str()), (Part::Other, "speed"));
     // a suite of one's own that this version cannot read
     let mut run = run;
     run.manifest.suite = Some("title = [".to_owned());
     run.rows[0].suite = Some("mine".to_owned());
-    assert!(measured((&run, folder.path()), &run.rows, false, false).is_ok());
+    assert!(measured::section((&run, folder.path()), &run.rows, false, false).is_ok());
 }
 
 #[test]

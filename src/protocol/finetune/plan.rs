@@ -77,6 +77,7 @@ impl TrainingProtocol for Finetune {
         let RunPlace { entry, task, hashes, .. } = *place;
         let start = pretrained_start::of(entry, &mut hashes.borrow_mut())?;
         let encoder = start.as_ref().map(|start| start.hash.clone());
+        let kept = start.as_ref().map_or_else(String::new, |start| start.kept.clone());
         let start = start.as_ref().map(|start| &start.encoder);
         let settings = &entry.settings;
         let (len, batch) = one_of_each(settings, "finetune")?;
@@ -94,6 +95,7 @@ impl TrainingProtocol for Finetune {
                 task: task.to_owned(),
                 from: start.map(|start| start.folder.display().to_string()),
                 encoder,
+                kept: kept.clone(),
                 vocab: vocab as u64,
                 positions: len.max(positions as u64),
                 eps: start.map_or(1e-5, |start| start.eps),
@@ -246,6 +248,24 @@ mod tests {
         let sized = Settings { from: from(), layers: Some(Layers::Count(3)), ..Settings::NONE };
         let error = planned("full", sized).err().unwrap();
         assert_eq!(error, "--from brings the encoder's sizes; leave layers 3 out");
+    }
+
+    #[test]
+    fn a_longer_model_keeps_the_buckets_of_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, _) = crate::train::pretrained::tests::small(folder.path());
+        crate::train::pretrained::tests::reformer(folder.path(), &model);
+        let from = Some(Words(vec![folder.path().display().to_string()]));
+        let said = Settings { from, len: Some(Lengths(vec![80])), ..Settings::NONE };
+        let buckets = |models: &str| {
+            let asked: FinetuneRequest = request(&planned(models, said.clone()).unwrap().remove(0)).unwrap();
+            let model = super::model(&asked, &asked.spec.choice().unwrap()).unwrap();
+            assert_eq!((asked.spec.model.as_str(), model.positions), (models, 80));
+            (asked.kept, format!("{:?}", model.knobs.to_json()["num_buckets"]))
+        };
+        let eight = "Number(8)".to_owned();
+        assert_eq!(buckets("reformer:chunk=4"), ("num_buckets=8".to_owned(), eight.clone()));
+        assert_eq!(buckets("reformer:chunk=4,num_buckets=8"), (String::new(), eight));
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub struct FinetuneRequest {
     pub from: Option<String>,
     /// SHA-256 of its files.
     pub encoder: Option<String>,
+    /// The setting that the encoder's weights keep.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kept: String,
     /// Number of ids.
     pub vocab: u64,
     /// Positions of the model.
@@ -46,10 +49,11 @@ pub struct FinetuneRequest {
 /// The model of `request`.
 pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<RobertaConfig, ResolveError> {
     let classes = data::text_task(&request.task).map_err(ResolveError::wrong)?.1.classes.len();
+    let choice = pretrained_start::keeping(choice, &request.kept)?;
     let asked = ModelRequest {
         len: Some(request.positions as usize),
         vocab: Some(request.vocab as usize),
-        ..request.spec.model_request(choice)
+        ..request.spec.model_request(&choice)
     };
     let config = masked_lm::config(&asked)?;
     let config = RobertaConfig { eps: request.eps, top: Top::Classes(classes), ..config };

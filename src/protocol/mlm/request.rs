@@ -51,7 +51,8 @@ pub fn model(
         None => masked_lm::config(&spec.model_request(choice))?,
         Some(start) => {
             let (len, vocab) = (Some(spec.len.max(start.positions) as usize), Some(start.vocab as usize));
-            let config = masked_lm::config(&ModelRequest { len, vocab, ..spec.model_request(choice) })?;
+            let choice = pretrained_start::keeping(choice, &start.kept)?;
+            let config = masked_lm::config(&ModelRequest { len, vocab, ..spec.model_request(&choice) })?;
             RobertaConfig { eps: start.eps, ..config }
         }
     };

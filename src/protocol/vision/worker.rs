@@ -13,7 +13,7 @@ use crate::protocol::training::experiment::{
 };
 use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingMessage, TrainingResult};
-use crate::run::outcome::{CellFailure, message};
+use crate::run::outcome::CellFailure;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -25,6 +25,7 @@ use effattn_data::images::test_only::{TestOnlySet, challenge};
 use effattn_data::{Split, images};
 use effattn_model::family::vision::{ImageClassifier, ImageModel};
 use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::message;
 use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::vision::ForwardOptions as Forward;

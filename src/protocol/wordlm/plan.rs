@@ -23,6 +23,7 @@ use effattn_data as data;
 use effattn_record::Pass;
 use effattn_record::config::lists::{Layers, Words};
 use effattn_record::config::settings::Settings;
+use effattn_record::departures::sizes_of;
 
 impl TrainingProtocol for WordLm {
     type Request = WordLmRequest;
@@ -136,7 +137,7 @@ fn differences(request: &WordLmRequest, recipe: &Recipe) -> ProtocolDiff {
     all.note("length", spec.len, recipe.len);
     all.rate(request.rate, recipe.rate);
     if spec.preset != recipe.preset {
-        all.settings.push(format!("sizes of {} ({})", spec.preset, recipe.preset));
+        all.settings.push(sizes_of(&spec.preset, recipe.preset));
     }
     all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} words of validation and test")));

@@ -108,6 +108,53 @@ fn positions_are_repeated() {
     }
 }
 
+/// The weights of `model` in `folder`, for [`Pretrained::open`].
+fn store(folder: &Path, model: &RobertaConfig, label: &str) -> HashMap<String, Tensor> {
+    small(folder);
+    let builder = ParamBuilder::seeded(5, &Device::Cpu, false);
+    Roberta::new(model, &builder).unwrap();
+    let params = builder.finish();
+    let mut weights: HashMap<String, Tensor> =
+        params.names().map(|name| (name.to_owned(), params.value(name).unwrap())).collect();
+    weights.extend(params.constants().clone());
+    candle_core::safetensors::save(&weights, folder.join("model.safetensors")).unwrap();
+    let path = folder.join("config.json");
+    let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    config["effattn"]["model"] = json!(label);
+    config["max_position_embeddings"] = json!(model.positions + 2);
+    std::fs::write(&path, config.to_string()).unwrap();
+    weights
+}
+
+/// Writes an encoder for 16 words that hashes them into eight buckets, with the sizes of `model`, and gives its weights.
+pub(crate) fn reformer(folder: &Path, model: &RobertaConfig) -> HashMap<String, Tensor> {
+    store(folder, &around(model, "reformer:chunk=4"), "reformer:chunk=4")
+}
+
+#[test]
+fn a_longer_reformer_keeps_the_rotations_of_its_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = small(folder.path());
+    let short = around(&model, "reformer:chunk=4");
+    let weights = reformer(folder.path(), &model);
+    let start = Pretrained::open(folder.path()).unwrap();
+    let rotations = layer_name(0, "reformer.rotations");
+    let told = start.weights().unwrap().fit(&RobertaConfig { positions: 80, ..short.clone() });
+    let told = told.err().unwrap().to_string();
+    assert!(told.ends_with("rotations have shape [2, 8, 2, 4], expected (2, 8, 2, 6)"), "{told}");
+    let longer = RobertaConfig { positions: 80, ..around(&model, "reformer:chunk=4,num_buckets=8") };
+    let fitted = start.weights().unwrap().fit(&longer).unwrap();
+    let values = |of: &HashMap<String, Tensor>| of[&rotations].flatten_all().unwrap().to_vec1::<f32>();
+    assert_eq!(values(&fitted).unwrap(), values(&weights).unwrap());
+    let ids = ids(2, 16);
+    assert_eq!(logits(&longer, fitted, &ids), logits(&short, weights, &ids));
+    // one chunk is not hashed: its model has no rotations, and a longer one draws them
+    let bare = around(&model, "reformer:chunk=16");
+    assert!(!store(folder.path(), &bare, "reformer:chunk=16").contains_key(&rotations));
+    let start = Pretrained::open(folder.path()).unwrap();
+    start.weights().unwrap().fit(&RobertaConfig { positions: 40, ..bare }).unwrap();
+}
+
 #[test]
 fn dual_norms_start_at_the_size_of_keys_and_values() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,6 +8,7 @@ use candle_core::{DType, Device, Result as Candle, Tensor};
 use super::{Pretrained, Result, unfit};
 use effattn_kernel::embedding::PADDING;
 use effattn_kernel::linear::linear;
+use effattn_model::message;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::roberta::{Roberta, RobertaConfig};
 
@@ -87,7 +88,7 @@ impl Weights<'_> {
     /// What they lack (the head of a classifier, the projection of `ls`) the model draws.
     pub fn fit(mut self, target: &RobertaConfig) -> Result<HashMap<String, Tensor>> {
         let folder = &self.of.folder;
-        let device = |error: candle_core::Error| unfit(folder, error.to_string());
+        let device = |error: candle_core::Error| unfit(folder, message(&error));
         self.lengthen(target.positions).map_err(device)?;
         if !self.tensors.contains_key(TYPES) {
             // fairseq has none
@@ -131,7 +132,7 @@ impl Weights<'_> {
     fn check(&self, target: &RobertaConfig) -> Result<()> {
         let folder = &self.of.folder;
         let builder = ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false);
-        Roberta::new(target, &builder).map_err(|error| unfit(folder, error.to_string()))?;
+        Roberta::new(target, &builder).map_err(|error| unfit(folder, message(&error)))?;
         let params = builder.finish();
         let known: BTreeSet<&str> =
             params.names().chain(params.constants().keys().map(String::as_str)).collect();
@@ -140,7 +141,10 @@ impl Weights<'_> {
         let drawn = |name: &str| name.starts_with("classifier.") || (!trained && name.contains(&own));
         // random features belong to the weights that were trained with them
         let constants = params.constants().keys().map(String::as_str);
-        if let Some(missing) = constants.filter(|_| trained).find(|name| !self.tensors.contains_key(*name)) {
+        let missing = constants.filter(|_| trained).find(|name| !self.tensors.contains_key(*name));
+        if let Some(missing) = missing
+            && self.of.has_constant(missing).map_err(|error| unfit(folder, message(&error)))?
+        {
             return Err(unfit(folder, format!("the weights have no tensor {missing}")));
         }
         if let Some(missing) = params.names().find(|name| !self.tensors.contains_key(*name) && !drawn(name)) {
@@ -159,6 +163,15 @@ impl Weights<'_> {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl Pretrained {
+    /// Whether the model that the weights were trained in has the constant called `name`: one for short inputs may do without.
+    fn has_constant(&self, name: &str) -> Candle<bool> {
+        let builder = ParamBuilder::seeded(0, &Device::Cpu, false);
+        Roberta::new(&self.source(), &builder)?;
+        Ok(builder.finish().constants().contains_key(name))
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::decode::DecodeState;
-use super::knobs::{Knob, KnobSpec, Knobs};
+use super::knobs::{Knob, KnobSpec, Knobs, Value};
 use super::needs::Needs;
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::Attend;
@@ -144,6 +144,9 @@ pub struct InModels {
     pub released_block: Option<Knob<bool>>,
     /// The knob whose `auto` is the length of the sequence; models that see several lengths fix it.
     pub follows_length: Option<Knob<Option<usize>>>,
+    /// The setting whose `auto` belongs to the weights, as it is in a model of so many positions: those weights serve longer
+    /// inputs with the same one.
+    pub kept_by_weights: Option<KeptSetting>,
     /// Whether weights that were trained with full attention serve it.
     pub fits_full_weights: bool,
     /// The knob that is set where keys and values pass through `ln_local` and `ln_global` (DualLN).
@@ -163,6 +166,7 @@ impl InModels {
         language: &[],
         released_block: None,
         follows_length: None,
+        kept_by_weights: None,
         fits_full_weights: false,
         dual_norm: None,
         rotary: false,
@@ -170,6 +174,9 @@ impl InModels {
         linear_form: &[],
     };
 }
+
+/// Name and value of a setting of `Knobs` in a model of so many positions.
+pub type KeptSetting = fn(&Knobs, usize) -> (&'static str, Value);
 
 /// One attention mechanism, as data.
 pub struct MechanismEntry {

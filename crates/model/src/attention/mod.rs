@@ -60,8 +60,8 @@ mod tests;
 
 pub use crate::nn::short_conv::ConvForm;
 pub use definition::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, InModels, Mechanism, MechanismConfig,
-    MechanismEntry, Paper, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, InModels, KeptSetting, Mechanism,
+    MechanismConfig, MechanismEntry, Paper, Property, Shape, Support,
 };
 use effattn_record::config::registry::Registry;
 pub use needs::{HeadShape, Needs, OutputForm, Projections};

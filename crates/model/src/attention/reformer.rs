@@ -4,7 +4,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::knobs::{Knob, KnobSpec, Knobs};
+use super::knobs::{Knob, KnobSpec, Knobs, Value};
 use super::{
     AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
     MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
@@ -49,7 +49,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         "That code needs rounds times length to be a multiple of the chunk, so that a chunk may straddle two \
          rounds; here the length itself is padded.",
         "Automatic buckets follow the longest length the model is built for, so that one set of rotations \
-         serves every length.",
+         serves every length; weights that a longer model starts from keep theirs.",
     ],
     exceptions: &[Exception {
         property: Property::IgnoresFuture,
@@ -58,7 +58,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
                  later positions move the borders of the chunks that earlier ones are in.",
     }],
     idle: &[],
-    in_models: InModels::PLAIN,
+    in_models: InModels {
+        kept_by_weights: Some(|knobs, len| (NUM_BUCKETS.name(), Value::List(factors(knobs, len)))),
+        ..InModels::PLAIN
+    },
     validate,
     needs: |_| Needs { projections: Projections::SHARED_QK, ..Needs::default() },
     cost,

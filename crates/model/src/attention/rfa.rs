@@ -67,6 +67,7 @@ out_i = sum_j <phi(q_i), phi(k_j)> v_j / guard(sum_j <phi(q_i), phi(k_j)>), over
 gate (causal): g_t = sigmoid(w_gate . x_t + b_gate), S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, z_t alike; a masked step leaves both",
     deviations: &[
         "The released code scales features by 0.1 and clamps denominators at 1 (scale=0.1,eps=1 reproduces it); the default here is the paper's scale proj_dim^(-1/2) with a small clamp.",
+        "Features have both signs, so that denominators come near 0, where a small clamp bounds neither outputs nor gradients: a small encoder of masked words learned nothing with the default and learned with scale=0.1,eps=1 (docs/words.md).",
         "The released code's masked form has yet another guard; not followed.",
         "Arc-cosine features and the gate are not in the release: the paper's formulas are followed, one gate per head and position.",
         "The released code draws proj anew from a pool of 500 while training; here it is drawn once.",

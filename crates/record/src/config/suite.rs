@@ -114,6 +114,8 @@ pub struct Suite {
     pub source_seeds: Option<u64>,
     /// Settings of every row.
     pub base: Settings,
+    /// Line of `[base]` in the file, for messages.
+    pub base_line: usize,
     /// Rows in order.
     pub rows: Vec<SuiteRow>,
     /// What the source prints beside them of models that are not run here.

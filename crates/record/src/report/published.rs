@@ -10,8 +10,11 @@ use crate::{Outcome, Pass, Published, Row};
 /// One table per pass and batch size of a suite whose rows are lengths: measured, and in parentheses what
 /// the paper printed.
 pub fn tables(rows: &[Row], suite: &Suite) -> Vec<Table> {
-    let metric = suite.rows.iter().find_map(|row| row.published.first()).map(|table| table.metric.as_str());
-    let metric = metric.unwrap_or("step_time");
+    let measured = |metric: &&str| rows.iter().any(|row| row.metric == *metric);
+    let published = suite.rows.iter().flat_map(|row| &row.published).map(|table| table.metric.as_str());
+    // numbers of something that was not measured hide nothing that was
+    let metric = published.chain(["step_time"]).find(measured);
+    let metric = metric.or(rows.first().map(|row| row.metric.as_str())).unwrap_or_default();
     let rows: Vec<&Row> = rows.iter().filter(|row| row.metric == metric && row.len.is_some()).collect();
     let key = |row: &Row| (row.pass, row.batch, row.device.clone());
     let mut keys: Vec<(Option<Pass>, Option<u64>, String)> = rows.iter().map(|row| key(row)).collect();
@@ -344,6 +347,18 @@ mod tests {
         assert_eq!(tables[0].columns, ["model", "1024", "3072"]);
         assert_eq!(tables[0].rows, [["Transformer", "2.50 (25.37)", "oom (oom)"]]);
         assert_eq!(reasons(&rows).unwrap().rows.len(), 1);
+    }
+
+    #[test]
+    fn a_published_metric_that_no_row_has_hides_no_measured_one() {
+        let text = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [8]\n[[row]]\nlabel = \"a\"\nmodel = \
+                    \"full\"\npublished = { metric = \"step_tme\", infer = 3.0 }\n";
+        let suite = Suite::parse("x.toml", text).unwrap();
+        let row =
+            |metric: &str| Row { len: Some(8), ..Row::new("speed", "full").with(metric, "s", Some(2.0)) };
+        for rows in [&[row("tokens_per_second"), row("step_time")][1..], &[row("peak_memory")]] {
+            assert_eq!(tables(rows, &suite)[0].rows, [["a", "2.00"]]);
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Timing {
         Budget {
             seconds: self.max_time,
             min_runs: self.min_runs as usize,
-            runs: self.runs.max(self.min_runs) as usize,
+            runs: self.runs as usize,
             repeats: f64::INFINITY,
         }
     }
@@ -104,7 +104,8 @@ pub fn defaults(flags: &GridFlags) -> GridDefaults {
         preset: Some(preset.to_owned()),
         warmup: Some(timing.warmup),
         runs: Some(timing.runs),
-        min_runs: Some(timing.min_runs),
+        // who asks for fewer steps gets them
+        min_runs: Some(timing.min_runs.min(said.runs.unwrap_or(u64::MAX))),
         max_time: Some(Seconds(timing.max_time)),
         ..plan::defaults(usual.map_or(len, |usual| vec![usual.len as u64]))
     };
@@ -133,6 +134,13 @@ pub fn cell(
     let flops = row.flops.map(|flops| spec.step_flops(flops));
     let step = |threads: usize| flops.map_or(TOKEN, |flops| flops / (RATE * threads as f64));
     let timing = Timing::of(&pick.settings);
+    if let Timing { runs, min_runs, .. } = timing
+        && runs < min_runs
+    {
+        return Err(PlanError(format!(
+            "--runs {runs} is fewer than --min-runs {min_runs}; give --min-runs {runs}, too"
+        )));
+    }
     let draft = Draft {
         words: spec.key(),
         row,

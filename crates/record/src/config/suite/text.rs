@@ -11,7 +11,7 @@ use toml::Spanned;
 use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRatio, SuiteRow};
 use crate::config::lists::{MechanismSpec, Models};
 use crate::config::settings::Settings;
-use crate::config::{ParseError, nearest};
+use crate::config::{ParseError, nearest, unknown};
 use crate::file::plain_name;
 use crate::{Outcome, Published};
 
@@ -32,9 +32,8 @@ struct WireSuite {
     #[serde(default)]
     columns: Vec<Column>,
     #[serde(default)]
-    ratio: Vec<SuiteRatio>,
-    #[serde(default)]
-    by_len: bool,
+    ratio: Vec<Spanned<SuiteRatio>>,
+    by_len: Option<Spanned<bool>>,
     also: Option<String>,
 }
 
@@ -161,6 +160,17 @@ impl Suite {
                 tables(published, &label, lengths).map_err(|(start, problem)| at(start, problem))?;
             printed.push(PublishedOnlyRow { label, why, published });
         }
+        let by_len = wire.by_len.filter(|by_len| *by_len.get_ref());
+        if let (Some(by_len), true) = (&by_len, wire.columns.is_empty()) {
+            let problem =
+                "by_len makes a line for every length of a table with [[columns]], and there are none";
+            return Err(at(by_len.span().start, problem.to_owned()));
+        }
+        let labels: Vec<&str> = rows.iter().map(SuiteRow::printed_as).collect();
+        for ratio in &wire.ratio {
+            let wrong = misplaced(ratio.get_ref(), &labels, &wire.columns);
+            wrong.map_or(Ok(()), |problem| Err(at(ratio.span().start, problem)))?;
+        }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
         Ok(Self {
             name: plain_name(&name),
@@ -169,18 +179,32 @@ impl Suite {
             protocol: wire.protocol.into_inner(),
             source: wire.source,
             analysis: wire.analysis,
+            base_line: line_of(text, base_at(text)),
             numbers_of: wire.numbers_of,
             source_seeds: wire.source_seeds,
             base: wire.base,
             rows,
             printed,
             columns: wire.columns,
-            ratios: wire.ratio,
-            by_len: wire.by_len,
+            ratios: wire.ratio.into_iter().map(Spanned::into_inner).collect(),
+            by_len: by_len.is_some(),
             also: wire.also,
             text: text.to_owned(),
         })
     }
+}
+
+/// What keeps `ratio` out of a table with lines called `labels` and these columns.
+fn misplaced(ratio: &SuiteRatio, labels: &[&str], columns: &[Column]) -> Option<String> {
+    let SuiteRatio { over, under, metric, key, .. } = ratio;
+    let foreign = [over, under].into_iter().find(|label| !labels.contains(&label.as_str()));
+    if let Some(label) = foreign {
+        return Some(unknown("row of a ratio", label, labels.iter().copied()));
+    }
+    let fits = |column: &Column| column.metrics.first() == Some(metric) && column.key == *key;
+    (!columns.iter().any(fits)).then(|| {
+        format!("no column has {metric} of {key} first, which the ratio of {over} to {under} is of; give it in [[columns]]")
+    })
 }
 
 /// The tables of `wire`, or where and what is wrong with them.
@@ -315,6 +339,26 @@ mod tests {
         let renamed = folder.path().join("mine.toml");
         std::fs::rename(&path, &renamed).unwrap();
         assert_eq!(Suite::load(&renamed.display().to_string()).unwrap().name, "mine");
+    }
+
+    #[test]
+    fn a_ratio_is_of_two_rows_in_a_column_of_the_table() {
+        let head = HEAD.replace("[base]", "by_len = true\n[base]");
+        let rows = ["a", "b"].map(|label| format!("[[row]]\nlabel = \"{label}\"\nmodel = \"ls\"\n")).concat();
+        let column = "[[columns]]\ntitle = \"t\"\nmetrics = [\"m\"]\nkey = \"infer\"\n";
+        let ratio = |over: &str, metric: &str| {
+            let text = format!(
+                "{head}{rows}{column}[[ratio]]\nover = \"{over}\"\nunder = \"b\"\nmetric = \"{metric}\"\nkey = \"infer\"\nlen = 1\npublished = 2\n"
+            );
+            Suite::parse("x.toml", &text).map(|suite| suite.ratios.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(ratio("a", "m"), Ok(1));
+        let told = ratio("aa", "m").unwrap_err();
+        assert!(told.starts_with("suite x.toml:17: unknown row of a ratio \"aa\""), "{told}");
+        let told = ratio("a", "n").unwrap_err();
+        assert!(told.starts_with("suite x.toml:17: no column has n of infer first"), "{told}");
+        let told = Suite::parse("x.toml", &format!("{head}{rows}")).unwrap_err().to_string();
+        assert!(told.starts_with("suite x.toml:4: by_len makes a line"), "{told}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use super::{BETTER, Cell, Line, OPEN, PaperSource, PrintedNumber, SAME, WORSE, Writer};
 use crate::config::suite::{Column, PublishedTable};
+use crate::departures::sizes_of;
 use crate::report::floor::{Floor, subset};
 use crate::report::published::few_repetitions;
 use crate::report::trained::{COUNTS, LARGEST, PublishedVerdict, SeedGroup, UNIGRAM, groups};
@@ -208,7 +209,7 @@ impl<'a> Writer<'a> {
     fn foreign_sizes(&self, group: &SeedGroup) -> Option<String> {
         let of = self.source.suite.numbers_of.as_deref()?;
         let preset = group.rows[0].preset.as_deref().filter(|preset| *preset != of)?;
-        let words = format!("sizes of {preset} ({of})");
+        let words = sizes_of(preset, of);
         let said = group.rows[0].differs.as_deref().is_some_and(|differs| differs.contains(&words));
         (!said && group.published.is_some()).then_some(words)
     }
