@@ -4,7 +4,7 @@
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
 use super::own_data::own_task;
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::{Cell, Plan, TaskNumber};
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_record::config::lists::{Models, Words};
 use effattn_record::config::settings::Settings;
@@ -148,6 +148,19 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// Every number that the suite has in the line of `pick`, where it is one of `preset`.
+    pub fn numbers(&self, pick: &GridEntry, preset: &str) -> Vec<TaskNumber> {
+        let of = self.suite.as_ref().zip(pick.row.as_ref()).filter(|(suite, row)| suite.is_of(row, preset));
+        let tables = of.into_iter().flat_map(|(_, row)| &row.published);
+        let number = |metric: &str, task: &str, number: Option<Published>| {
+            Some(TaskNumber { metric: metric.to_owned(), task: task.to_owned(), number: number? })
+        };
+        let numbers = tables.flat_map(|table| {
+            table.values.keys().filter_map(move |task| number(&table.metric, task, table.at(task, 0)))
+        });
+        numbers.collect()
+    }
+
     /// What the suite has for `metric` under `key` in the line of `pick`, run with `preset`.
     pub fn beside(&self, pick: &GridEntry, what: (&str, &str), preset: &str) -> Option<PublishedMatch> {
         beside(self.suite.as_ref()?, pick.row.as_ref()?, what, preset)

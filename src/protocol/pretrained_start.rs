@@ -10,6 +10,7 @@ use crate::train::pretrained::Pretrained;
 use effattn_model::Backbone;
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_model::family::{ResolveError, SizeOverrides, masked_lm};
+use effattn_model::roberta::RobertaConfig;
 use effattn_record::config::lists::Words;
 
 /// An encoder to start from.
@@ -59,14 +60,40 @@ impl StartRequest {
     }
 }
 
-/// The setting of `choice` that the weights of `encoder` keep where the model is longer than theirs; empty where there is none, or
-/// `choice` says another.
+/// The setting of `choice` that the weights of `encoder` keep, as in the model that they were trained in; empty where there is none,
+/// or `choice` says another.
 fn kept(encoder: &Pretrained, choice: &MechanismChoice) -> String {
     let own = (encoder.attention.entry.name == choice.entry.name).then_some(choice.entry);
     let setting = own.and_then(|entry| entry.in_models.kept_by_weights);
-    let setting = setting.map(|setting| setting(&encoder.attention.knobs, encoder.positions));
-    let free = setting.filter(|(name, _)| choice.given().iter().all(|(given, _)| given != name));
+    let setting = setting.and_then(|setting| setting(&encoder.attention.knobs, encoder.positions));
+    let free = setting.filter(|(name, _)| !choice.knobs.differs(choice.entry.knobs, name));
     free.map_or_else(String::new, |(name, value)| format!("{name}={value}"))
+}
+
+/// Fits the weights of `encoder` to `model`; what is to be said of them: `reformer with num_buckets=4`.
+pub fn fit(encoder: &Pretrained, model: &RobertaConfig, kept: &str) -> anyhow::Result<String> {
+    let weights = encoder.weights()?;
+    let drawn = weights.redrawn(model)?;
+    weights.fit(model)?;
+    let kept = if kept.is_empty() { String::new() } else { format!(" with {kept}") };
+    let drawn = if drawn.is_empty() {
+        String::new()
+    } else {
+        format!(", whose {} is drawn anew", drawn.join(" and "))
+    };
+    Ok(format!("{}{kept}{drawn}", encoder.attention.label()))
+}
+
+/// In words, that `encoder` was trained with other settings of its mechanism than `choice`, but for those that follow the length.
+pub fn other_encoder(encoder: &Pretrained, choice: &MechanismChoice) -> Option<String> {
+    let models = &choice.entry.in_models;
+    let kept = models.kept_by_weights.and_then(|kept| kept(&encoder.attention.knobs, encoder.positions));
+    let by_length = [models.follows_length.map(|knob| knob.name()), kept.map(|(name, _)| name)];
+    let mut settings = choice.knobs.iter().filter(|(name, _)| !by_length.contains(&Some(name)));
+    let other = settings.any(|(name, value)| {
+        encoder.attention.knobs.iter().any(|(known, own)| known == name && own != value)
+    });
+    other.then(|| format!("encoder of {}", encoder.attention.label()))
 }
 
 /// `choice` with the setting that weights keep.

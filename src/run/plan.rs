@@ -10,7 +10,18 @@ use sha2::{Digest, Sha256};
 
 use super::shard::{PlanPart, Shard};
 use super::{BUILD, RunError};
-use effattn_record::Row;
+use effattn_record::{Published, Row};
+
+/// A published number of one row of a suite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskNumber {
+    /// What it is about.
+    pub metric: String,
+    /// The task that it belongs to.
+    pub task: String,
+    /// The number.
+    pub number: Published,
+}
 
 /// One thing to measure.
 #[derive(Clone, Debug)]
@@ -35,6 +46,8 @@ pub struct Cell {
     pub timeout: Option<f64>,
     /// Names in [`Plan::data`] of what it reads, set when the data are; empty: all of them.
     pub reads: Vec<String>,
+    /// What its suite has beside rows of other tasks that it gives.
+    pub published: Vec<TaskNumber>,
     /// The same for cells that differ in their length only; empty where running out of memory says nothing about others.
     pub series: String,
 }
@@ -54,6 +67,7 @@ impl Default for Cell {
             memory: None,
             timeout: None,
             reads: Vec::new(),
+            published: Vec::new(),
             series,
         }
     }
@@ -70,6 +84,12 @@ impl Cell {
         let key = if settings.is_empty() { words.to_owned() } else { format!("{words} {settings}") };
         let row = Row { settings: Some(settings).filter(|settings| !settings.is_empty()), ..row };
         Self { key, words: words.to_owned(), row, request, ..Self::default() }
+    }
+
+    /// What its suite has for `metric` of `task`.
+    pub fn published(&self, metric: &str, task: &str) -> Option<Published> {
+        let known = self.published.iter().find(|known| known.metric == metric && known.task == task);
+        known.map(|known| known.number)
     }
 
     /// The same cell, predicted to take `seconds` with so many threads.
@@ -423,6 +443,7 @@ mod tests {
             timeout,
             reads,
             series,
+            published,
             memory: _,
             training: _,
         } = cells[0].clone();
@@ -432,6 +453,11 @@ mod tests {
             !with(Cell { key: text(key), ..cell() })
                 && !with(Cell { request: Value::Bool(request.is_null()), ..cell() })
         );
+        let number = TaskNumber {
+            metric: "accuracy".into(),
+            task: "text-deletion".into(),
+            number: Published::Value(1.0),
+        };
         for (why, other) in [
             ("the key begins with them", Cell { words: text(words), ..cell() }),
             ("made from the request", Cell { row: Row { params: Some(1), ..row }, ..cell() }),
@@ -441,6 +467,7 @@ mod tests {
                 Cell { timeout: Some(timeout.unwrap_or(1.0)), ..cell() },
             ),
             ("made from the request", Cell { series: text(series), ..cell() }),
+            ("the plan has the suite", Cell { published: [published, vec![number]].concat(), ..cell() }),
             ("the plan has the checksums", Cell { reads: [reads, vec!["imdb".into()]].concat(), ..cell() }),
         ] {
             assert!(with(other), "{why}");

@@ -110,6 +110,10 @@ fn restate(entry: &mut Entry, cell: &Cell, said: &HashSet<String>) {
     if let Some(row) = first.filter(|row| (&row.metric, &row.task) == (&plan.metric, &plan.task)) {
         row.published = plan.published;
     }
+    for row in entry.rows.iter_mut().filter(|row| row.task != plan.task) {
+        let number = row.task.as_ref().and_then(|task| cell.published(&row.metric, task));
+        row.published = number.or(row.published);
+    }
     let words = |row: &Row| -> Vec<String> {
         let all = row.differs.as_deref().unwrap_or_default().split("; ");
         all.filter(|word| !word.is_empty()).map(str::to_owned).collect()
@@ -225,6 +229,7 @@ pub(super) fn entry_matches_cell(entry: &Entry, cell: &Cell) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::plan::TaskNumber;
     use effattn_record::Published;
 
     #[test]
@@ -240,10 +245,15 @@ mod tests {
         let restated = |differs: &str, fraction, now: Row| {
             let first = row(number(1.0), differs, fraction);
             let time = Row { published: None, ..first.clone() }.with("step_time", "s", Some(0.1));
-            let mut entry = Entry { rows: vec![first, time], ..Entry::new("a") };
+            let changed = Row { task: Some("listops-changed".into()), ..first.clone() };
+            let mut entry = Entry { rows: vec![first, time, changed], ..Entry::new("a") };
             let said = ["no variant computes it".to_owned()].into();
-            restate(&mut entry, &Cell { row: now, ..Cell::default() }, &said);
-            let [row, time] = &entry.rows[..] else { panic!("two rows") };
+            let metric = "accuracy".to_owned();
+            let also =
+                TaskNumber { metric, task: "listops-changed".to_owned(), number: Published::Value(7.0) };
+            restate(&mut entry, &Cell { row: now, published: vec![also], ..Cell::default() }, &said);
+            let [row, time, changed] = &entry.rows[..] else { panic!("three rows") };
+            assert_eq!(changed.published, number(7.0));
             assert_eq!((time.published, &time.differs), (None, &row.differs));
             (row.published, row.differs.clone().unwrap_or_default(), row.fraction)
         };

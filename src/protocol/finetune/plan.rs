@@ -12,7 +12,7 @@ use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::pretrained_start;
+use crate::protocol::pretrained_start::{self, fit, other_encoder};
 use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -147,12 +147,8 @@ impl TrainingProtocol for Finetune {
             let Some((start, folder)) = start.zip(request.from.as_deref()) else { continue };
             let key = (folder, request.spec.model.as_str(), request.positions);
             if !fitted.contains(&key) {
-                start.weights()?.fit(&model(request, &request.spec.choice()?)?)?;
-                remarks.push(format!(
-                    "{} starts from {folder} ({})",
-                    request.spec.model,
-                    start.attention.label()
-                ));
+                let how = fit(&start, &model(request, &request.spec.choice()?)?, &request.kept)?;
+                remarks.push(format!("{} starts from {folder} ({how})", request.spec.model));
                 fitted.push(key);
             }
         }
@@ -195,7 +191,9 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
             all.settings
                 .push(format!("converted from {} without further masked updates", start.attention.label()));
         }
-        Some(_) => {}
+        Some(start) => {
+            all.settings.extend(spec.choice().ok().and_then(|choice| other_encoder(start, &choice)))
+        }
     }
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
@@ -266,6 +264,11 @@ mod tests {
         let eight = "Number(8)".to_owned();
         assert_eq!(buckets("reformer:chunk=4"), ("num_buckets=8".to_owned(), eight.clone()));
         assert_eq!(buckets("reformer:chunk=4,num_buckets=8"), (String::new(), eight));
+        let differs = |models: &str| planned(models, said.clone()).unwrap().remove(0).row.differs.unwrap();
+        assert!(!differs("reformer:chunk=4").contains("encoder of"));
+        assert!(differs("reformer").contains("encoder of reformer:chunk=4"), "{}", differs("reformer"));
+        let asked: FinetuneRequest = request(&planned("reformer", said.clone()).unwrap().remove(0)).unwrap();
+        assert_eq!(asked.kept, "num_buckets=8", "a name without settings");
     }
 
     #[test]

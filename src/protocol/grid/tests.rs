@@ -2,6 +2,7 @@ use super::*;
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::{ProtocolInfo, WorkerInput};
 use crate::protocol::measuring::Speed;
+use crate::protocol::robustness::Robustness;
 use crate::protocol::{Protocol, resolve};
 use crate::run::RunError;
 use crate::run::worker::ParentLink;
@@ -143,4 +144,22 @@ fn a_suite_of_another_protocol_says_who_runs_it() {
     assert_eq!(told("lra"), format!("suite ok is run by: effattn lra --suite {path}"));
     let says = format!("suite {path}: unknown protocol \"sped\" (did you mean speed?); known: speed, memory");
     assert!(told("sped").starts_with(&says), "{}", told("sped"));
+}
+
+#[test]
+fn numbers_for_other_tasks_of_a_row_go_along_with_its_cells() {
+    let text = "title = \"t\"\nprotocol = \"robustness\"\nsource = \"s\"\n[base]\npreset = \"ls-lra\"\ntask = [\"text\"]\n[[row]]\n\
+                label = \"a\"\nmodel = \"linformer\"\npublished = { metric = \"accuracy\", text = 1.0, text-deletion = 2.0 }\n";
+    let of = |preset: Option<&str>| {
+        let settings = Settings { preset: preset.map(str::to_owned), ..Settings::NONE };
+        let flags = GridFlags { settings, ..GridFlags::default() };
+        let suite = Suite::parse("x.toml", text).unwrap();
+        let grid = crate::protocol::resolve_suite(&flags, Some(suite), &Robustness).unwrap();
+        Protocol::cells(&Robustness, &grid, 1).unwrap().remove(0)
+    };
+    let cell = of(None);
+    let number = |value| Some(Published::Value(value));
+    assert_eq!((cell.row.published, cell.published("accuracy", "text-deletion")), (number(1.0), number(2.0)));
+    assert_eq!(cell.published("accuracy", "text-insertion"), None);
+    assert_eq!(of(Some("lra-repo")).published, [], "sizes of another preset");
 }

@@ -12,7 +12,7 @@ use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::own_data::TOKENIZER;
-use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
+use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest, fit};
 use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -133,9 +133,9 @@ impl TrainingProtocol for Mlm {
             let Ok(request) = serde_json::from_value::<MlmRequest>(cell.request.clone()) else { continue };
             if let Some(start) = &request.start {
                 let encoder = Pretrained::open(Path::new(&start.folder))?;
-                encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
-                let (model, folder, label) = (&request.spec.model, &start.folder, encoder.attention.label());
-                remarks.push(format!("{model} continues from {folder} ({label})"));
+                let target = model(&request.spec, Some(start), &request.spec.choice()?)?;
+                let how = fit(&encoder, &target, &start.kept)?;
+                remarks.push(format!("{} continues from {} ({how})", request.spec.model, start.folder));
             }
             let from = request.start.as_ref().map(|start| start.folder.clone());
             let wanted = (request.task.clone(), from, request.tokenizer.clone(), request.allow_partial);

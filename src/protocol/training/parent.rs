@@ -183,7 +183,7 @@ impl<'a> Running<'a> {
         match end {
             Ok(done) => {
                 let job: J = request(self.cell)?;
-                let rows = rows(&self.cell.row, &job, &done, &self.seconds);
+                let rows = rows(self.cell, &job, &done, &self.seconds);
                 let samples = samples(&self.seconds);
                 let summary = rows.first().map_or_else(String::new, |row| match row.value {
                     Some(value) => format!("{value:.2} {}", row.unit),
@@ -245,7 +245,8 @@ fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
     text
 }
 
-fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
+fn rows<J: TrainingRequest>(cell: &Cell, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
+    let row = &cell.row;
     let words: Vec<&str> = [&row.differs, &done.differs].into_iter().flatten().map(String::as_str).collect();
     let row = Row {
         peak_bytes: done.peak_bytes,
@@ -258,7 +259,8 @@ fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, secon
     for (index, measure) in done.measures.iter().enumerate() {
         let mut row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
         if let Some(task) = &measure.task {
-            row.published = request.published(&measure.metric, task);
+            let own = cell.published(&measure.metric, task);
+            row.published = own.or_else(|| request.published(&measure.metric, task));
             row.task = Some(task.clone());
         }
         row.len = measure.len.or(row.len);

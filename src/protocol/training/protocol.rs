@@ -198,11 +198,12 @@ fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Reque
         differs.settings.extend(differing_words(&unusual_values(&request, &usual), T::COMPARED));
         differs.write_to(beside, &mut row);
     }
+    let published = grid.numbers(entry, &spec.preset);
     let words = format!("{} {} {} s{}", key_word(task), spec.model, spec.preset, spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
     let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
     let timeout = entry.settings.timeout.map(|time| time.0);
-    Cell { timeout, ..cell }.with_unsupported(unsupported)
+    Cell { timeout, published, ..cell }.with_unsupported(unsupported)
 }
 
 /// The requests of the cells of `plan` that can be run; those of another form are left out.

@@ -141,7 +141,14 @@ fn a_longer_reformer_keeps_the_rotations_of_its_weights() {
     let rotations = layer_name(0, "reformer.rotations");
     let told = start.weights().unwrap().fit(&RobertaConfig { positions: 80, ..short.clone() });
     let told = told.err().unwrap().to_string();
-    assert!(told.ends_with("rotations have shape [2, 8, 2, 4], expected (2, 8, 2, 6)"), "{told}");
+    assert!(
+        told.contains("rotations have shape [2, 8, 2, 4], expected (2, 8, 2, 6); these weights"),
+        "{told}"
+    );
+    assert!(told.ends_with("are of inputs of at most 16 positions: give --len 16"), "{told}");
+    let other = RobertaConfig { positions: 80, ..around(&model, "reformer:chunk=4,num_buckets=16") };
+    let told = start.weights().unwrap().fit(&other).err().unwrap().to_string();
+    assert!(told.ends_with("expected (2, 8, 2, 8)"), "another length would not help: {told}");
     let longer = RobertaConfig { positions: 80, ..around(&model, "reformer:chunk=4,num_buckets=8") };
     let fitted = start.weights().unwrap().fit(&longer).unwrap();
     let values = |of: &HashMap<String, Tensor>| of[&rotations].flatten_all().unwrap().to_vec1::<f32>();
@@ -152,7 +159,41 @@ fn a_longer_reformer_keeps_the_rotations_of_its_weights() {
     let bare = around(&model, "reformer:chunk=16");
     assert!(!store(folder.path(), &bare, "reformer:chunk=16").contains_key(&rotations));
     let start = Pretrained::open(folder.path()).unwrap();
-    start.weights().unwrap().fit(&RobertaConfig { positions: 40, ..bare }).unwrap();
+    let fitted = start.weights().unwrap().fit(&RobertaConfig { positions: 40, ..bare }).unwrap();
+    assert!(!fitted.contains_key(&rotations));
+}
+
+#[test]
+fn random_features_of_another_size_are_not_drawn_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = small(folder.path());
+    store(folder.path(), &around(&model, "rfa:proj_dim=8"), "rfa:proj_dim=8");
+    let start = Pretrained::open(folder.path()).unwrap();
+    let longer = RobertaConfig { positions: 40, ..around(&model, "rfa:proj_dim=4") };
+    let told = start.weights().unwrap().fit(&longer).err().unwrap().to_string();
+    assert!(told.ends_with("proj has shape [2, 8, 8], expected [2, 4, 8]"), "{told}");
+}
+
+#[test]
+fn a_longer_bigbird_draws_its_blocks_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = small(folder.path());
+    let short = around(&model, "bigbird:block=2");
+    let mut weights = store(folder.path(), &short, "bigbird:block=2");
+    let start = Pretrained::open(folder.path()).unwrap();
+    let blocks = layer_name(1, "bigbird.rand_blocks");
+    let same = start.weights().unwrap().fit(&short).unwrap();
+    let values =
+        |tensor: &Tensor| tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1::<f64>();
+    assert_eq!(values(&same[&blocks]).unwrap(), values(&weights[&blocks]).unwrap());
+    let longer = RobertaConfig { positions: 40, ..short.clone() };
+    let fitted = start.weights().unwrap().fit(&longer).unwrap();
+    assert!(!fitted.contains_key(&blocks) && fitted.contains_key(&layer_name(1, "query.weight")));
+    // those of the same length belong to the weights
+    weights.remove(&blocks);
+    candle_core::safetensors::save(&weights, folder.path().join("model.safetensors")).unwrap();
+    let told = start.weights().unwrap().fit(&short).err().unwrap().to_string();
+    assert!(told.contains(&format!("no tensor {blocks}")), "{told}");
 }
 
 #[test]

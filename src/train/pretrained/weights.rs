@@ -1,7 +1,7 @@
 //! What becomes of an encoder's weights where a model reads longer inputs or attends otherwise (`docs/spec/SPEC-text.md`
 //! section 8).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use candle_core::{DType, Device, Result as Candle, Tensor};
 
@@ -109,8 +109,25 @@ impl Weights<'_> {
                 }
             }
         }
-        self.check(target)?;
+        let own = |name: String| format!(".{}.{name}", target.entry.name);
+        let redrawn: Vec<String> = self.redrawn(target).map_err(device)?.into_iter().map(own).collect();
+        self.tensors.retain(|name, _| !redrawn.iter().any(|constant| name.ends_with(constant)));
+        self.check(target, &redrawn)?;
         Ok(self.tensors)
+    }
+
+    /// Constants that a longer `target` draws although the weights were trained with its mechanism, by their names in a layer: those
+    /// that it does without at the length of the weights, and those that follow the length where no setting keeps them.
+    pub fn redrawn(&self, target: &RobertaConfig) -> Candle<Vec<String>> {
+        if self.of.attention.entry.name != target.entry.name || target.positions <= self.of.positions {
+            return Ok(Vec::new());
+        }
+        let kept = target.entry.in_models.kept_by_weights.is_some();
+        let short = constants(&self.of.at_its_length(target))?;
+        let is_new = |(name, here): &(String, Tensor)| {
+            short.get(name).is_none_or(|short| !kept && short.shape() != here.shape())
+        };
+        Ok(constants(target)?.into_iter().filter(is_new).map(|(name, _)| name).collect())
     }
 
     /// Row 2 + p of the positions is row 2 + (p modulo the old number); rows 0 and 1 stay.
@@ -128,11 +145,27 @@ impl Weights<'_> {
         Ok(())
     }
 
-    /// Compares names and shapes with those of `target`.
-    fn check(&self, target: &RobertaConfig) -> Result<()> {
+    /// Whether they fit a `target` that is longer than the encoder, but for its length.
+    fn serves_its_length(&self, target: &RobertaConfig) -> bool {
+        let mut tensors = self.tensors.clone();
+        tensors.remove(POSITIONS);
+        let builder = ParamBuilder::given_or_seeded(0, tensors, &Device::Cpu, false);
+        target.positions > self.of.positions && Roberta::new(&self.of.at_its_length(target), &builder).is_ok()
+    }
+
+    /// Compares names and shapes with those of `target`, but for the constants whose names end with one of `redrawn`.
+    fn check(&self, target: &RobertaConfig, redrawn: &[String]) -> Result<()> {
         let folder = &self.of.folder;
         let builder = ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false);
-        Roberta::new(target, &builder).map_err(|error| unfit(folder, message(&error)))?;
+        Roberta::new(target, &builder).map_err(|error| {
+            let hint = self.serves_its_length(target).then(|| {
+                let positions = self.of.positions;
+                format!(
+                    "; these weights are of inputs of at most {positions} positions: give --len {positions}"
+                )
+            });
+            unfit(folder, format!("{}{}", message(&error), hint.unwrap_or_default()))
+        })?;
         let params = builder.finish();
         let known: BTreeSet<&str> =
             params.names().chain(params.constants().keys().map(String::as_str)).collect();
@@ -141,10 +174,9 @@ impl Weights<'_> {
         let drawn = |name: &str| name.starts_with("classifier.") || (!trained && name.contains(&own));
         // random features belong to the weights that were trained with them
         let constants = params.constants().keys().map(String::as_str);
-        let missing = constants.filter(|_| trained).find(|name| !self.tensors.contains_key(*name));
-        if let Some(missing) = missing
-            && self.of.has_constant(missing).map_err(|error| unfit(folder, message(&error)))?
-        {
+        let wanted = |name: &&str| !redrawn.iter().any(|constant| name.ends_with(constant));
+        let mut constants = constants.filter(|_| trained).filter(wanted);
+        if let Some(missing) = constants.find(|name| !self.tensors.contains_key(*name)) {
             return Err(unfit(folder, format!("the weights have no tensor {missing}")));
         }
         if let Some(missing) = params.names().find(|name| !self.tensors.contains_key(*name) && !drawn(name)) {
@@ -167,12 +199,17 @@ impl Weights<'_> {
 }
 
 impl Pretrained {
-    /// Whether the model that the weights were trained in has the constant called `name`: one for short inputs may do without.
-    fn has_constant(&self, name: &str) -> Candle<bool> {
-        let builder = ParamBuilder::seeded(0, &Device::Cpu, false);
-        Roberta::new(&self.source(), &builder)?;
-        Ok(builder.finish().constants().contains_key(name))
+    /// `target`, as long as the encoder.
+    fn at_its_length(&self, target: &RobertaConfig) -> RobertaConfig {
+        RobertaConfig { positions: self.positions, ..target.clone() }
     }
+}
+
+/// Constants of the mechanism in `config`, by their names in a layer.
+fn constants(config: &RobertaConfig) -> Candle<BTreeMap<String, Tensor>> {
+    let builder = ParamBuilder::counting();
+    Roberta::new(config, &builder)?;
+    Ok(builder.constants())
 }
 
 pub(super) fn layer_name(layer: usize, name: &str) -> String {

@@ -145,7 +145,7 @@ pub struct InModels {
     /// The knob whose `auto` is the length of the sequence; models that see several lengths fix it.
     pub follows_length: Option<Knob<Option<usize>>>,
     /// The setting whose `auto` belongs to the weights, as it is in a model of so many positions: those weights serve longer
-    /// inputs with the same one.
+    /// inputs with the same one. Without it a longer model draws the mechanism's own constants anew where their shape follows the length.
     pub kept_by_weights: Option<KeptSetting>,
     /// Whether weights that were trained with full attention serve it.
     pub fits_full_weights: bool,
@@ -175,8 +175,8 @@ impl InModels {
     };
 }
 
-/// Name and value of a setting of `Knobs` in a model of so many positions.
-pub type KeptSetting = fn(&Knobs, usize) -> (&'static str, Value);
+/// Name and value of a setting of `Knobs` in a model of so many positions; nothing where such a model makes no use of it.
+pub type KeptSetting = fn(&Knobs, usize) -> Option<(&'static str, Value)>;
 
 /// One attention mechanism, as data.
 pub struct MechanismEntry {

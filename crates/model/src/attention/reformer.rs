@@ -59,7 +59,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     }],
     idle: &[],
     in_models: InModels {
-        kept_by_weights: Some(|knobs, len| (NUM_BUCKETS.name(), Value::List(factors(knobs, len)))),
+        // one chunk is not hashed
+        kept_by_weights: Some(|knobs, len| {
+            (len > knobs.get(&CHUNK)).then(|| (NUM_BUCKETS.name(), Value::List(factors(knobs, len))))
+        }),
         ..InModels::PLAIN
     },
     validate,

@@ -90,7 +90,12 @@ fn what_names_a_knob_names_one_of_the_entry() {
         let facts = entry.in_models;
         let named = entry.idle.iter().map(|idle| idle.knob);
         let named = named.chain(facts.language.iter().chain(facts.linear_form).map(|(name, _)| *name));
-        let named = named.chain(facts.kept_by_weights.map(|kept| kept(&Knobs::defaults(entry.knobs), 256).0));
+        let named = named.chain(
+            facts
+                .kept_by_weights
+                .and_then(|kept| kept(&Knobs::defaults(entry.knobs), 256))
+                .map(|(name, _)| name),
+        );
         let named = named
             .chain([facts.released_block, facts.dual_norm].into_iter().flatten().map(|knob| knob.name()));
         for name in named.chain(facts.follows_length.map(|knob| knob.name())) {

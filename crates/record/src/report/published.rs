@@ -354,10 +354,13 @@ mod tests {
         let text = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [8]\n[[row]]\nlabel = \"a\"\nmodel = \
                     \"full\"\npublished = { metric = \"step_tme\", infer = 3.0 }\n";
         let suite = Suite::parse("x.toml", text).unwrap();
-        let row =
-            |metric: &str| Row { len: Some(8), ..Row::new("speed", "full").with(metric, "s", Some(2.0)) };
-        for rows in [&[row("tokens_per_second"), row("step_time")][1..], &[row("peak_memory")]] {
-            assert_eq!(tables(rows, &suite)[0].rows, [["a", "2.00"]]);
+        let row = |metric: &str, value: f64| Row {
+            len: Some(8),
+            ..Row::new("speed", "full").with(metric, "s", Some(value))
+        };
+        let timed = [row("tokens_per_second", 3.0), row("step_time", 2.0)];
+        for (rows, shown) in [(&timed[..], "2.00"), (&[row("peak_memory", 4.0)], "4.00")] {
+            assert_eq!(tables(rows, &suite)[0].rows, [["a", shown]]);
         }
     }
 

@@ -70,6 +70,10 @@ impl Protocol for Speed {
         plan::defaults(flags)
     }
 
+    fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
+        plan::check_flags(flags)
+    }
+
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         cells_by_place(grid, |pick, place| plan::cell(grid, pick, place, threads).map(Some))
     }

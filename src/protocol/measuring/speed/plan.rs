@@ -76,6 +76,33 @@ impl Timing {
     }
 }
 
+impl Timing {
+    /// With as many steps as are asked for: of a lower and an upper bound that exclude each other the one gives way that nobody
+    /// typed, be it usual or that of the `suite`.
+    fn settled(self, suite: Option<&Self>) -> Self {
+        let Self { runs, min_runs, .. } = self;
+        let is_usual = [Self::USUAL, Self::QUICK].iter().any(|usual| usual.min_runs == min_runs);
+        match runs < min_runs {
+            true if is_usual || suite.is_some_and(|suite| suite.runs != runs) => {
+                Self { min_runs: runs, ..self }
+            }
+            true => Self { runs: min_runs, ..self },
+            false => self,
+        }
+    }
+}
+
+/// Refuses bounds that exclude each other.
+pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
+    let said = flags.user_settings();
+    match (said.runs, said.min_runs) {
+        (Some(runs), Some(min)) if runs < min => {
+            Err(PlanError(format!("--runs {runs} is fewer than --min-runs {min}; give one of them")))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Measure for Timing {
     fn of(settings: &Settings) -> Self {
         let usual = Self::USUAL;
@@ -104,8 +131,7 @@ pub fn defaults(flags: &GridFlags) -> GridDefaults {
         preset: Some(preset.to_owned()),
         warmup: Some(timing.warmup),
         runs: Some(timing.runs),
-        // who asks for fewer steps gets them
-        min_runs: Some(timing.min_runs.min(said.runs.unwrap_or(u64::MAX))),
+        min_runs: Some(timing.min_runs),
         max_time: Some(Seconds(timing.max_time)),
         ..plan::defaults(usual.map_or(len, |usual| vec![usual.len as u64]))
     };
@@ -133,14 +159,8 @@ pub fn cell(
     // without multiply-adds it is one token, which takes no time
     let flops = row.flops.map(|flops| spec.step_flops(flops));
     let step = |threads: usize| flops.map_or(TOKEN, |flops| flops / (RATE * threads as f64));
-    let timing = Timing::of(&pick.settings);
-    if let Timing { runs, min_runs, .. } = timing
-        && runs < min_runs
-    {
-        return Err(PlanError(format!(
-            "--runs {runs} is fewer than --min-runs {min_runs}; give --min-runs {runs}, too"
-        )));
-    }
+    let timing =
+        Timing::of(&pick.settings).settled(pick.of_suite().map(|suite| Timing::of(&suite.settings)).as_ref());
     let draft = Draft {
         words: spec.key(),
         row,
@@ -198,4 +218,26 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
         spec.model,
         can.join(", ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_bounds_the_one_gives_way_that_nobody_typed() {
+        let of = |runs, min_runs| Timing { runs, min_runs, ..Timing::USUAL };
+        let suite = of(200, 50);
+        for (typed, suite, wanted) in [
+            (of(2, 3), None, 2),
+            (of(1000, 2000), None, 2000),
+            (of(20, 50), Some(&suite), 20),
+            (of(200, 300), Some(&suite), 300),
+        ] {
+            let Timing { runs, min_runs, .. } = typed.settled(suite);
+            assert_eq!((runs, min_runs), (wanted, wanted));
+        }
+        let Timing { runs, min_runs, .. } = of(9, 5).settled(Some(&suite));
+        assert_eq!((runs, min_runs), (9, 5));
+    }
 }

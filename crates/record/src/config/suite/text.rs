@@ -166,8 +166,15 @@ impl Suite {
                 "by_len makes a line for every length of a table with [[columns]], and there are none";
             return Err(at(by_len.span().start, problem.to_owned()));
         }
+        let sets = rows.iter().map(|row: &SuiteRow| &row.set).chain([&wire.base]);
+        let lens: Vec<u64> =
+            sets.filter_map(|set| set.len.as_ref()).flat_map(|len| len.0.iter().copied()).collect();
         let labels: Vec<&str> = rows.iter().map(SuiteRow::printed_as).collect();
         for ratio in &wire.ratio {
+            let len = ratio.get_ref().len;
+            if !lens.is_empty() && !lens.contains(&len) {
+                return Err(at(ratio.span().start, format!("no row has the length {len} of the ratio")));
+            }
             let wrong = misplaced(ratio.get_ref(), &labels, &wire.columns);
             wrong.map_or(Ok(()), |problem| Err(at(ratio.span().start, problem)))?;
         }
@@ -237,11 +244,12 @@ fn tables(
     tables.into_iter().map(read).collect()
 }
 
-/// Where `[base]` stands in `text`; its beginning where it is written in another way.
+/// Where `[base]`, or `base = { ... }`, stands in `text`.
 fn base_at(text: &str) -> usize {
     let begins_line =
         |at: &usize| text[..*at].rsplit('\n').next().is_some_and(|before| before.trim().is_empty());
-    text.match_indices("[base]").map(|(at, _)| at).find(begins_line).unwrap_or(0)
+    let place = |word: &str| text.match_indices(word).map(|(at, _)| at).find(begins_line);
+    ["[base]", "base"].into_iter().find_map(place).unwrap_or(0)
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -346,17 +354,19 @@ mod tests {
         let head = HEAD.replace("[base]", "by_len = true\n[base]");
         let rows = ["a", "b"].map(|label| format!("[[row]]\nlabel = \"{label}\"\nmodel = \"ls\"\n")).concat();
         let column = "[[columns]]\ntitle = \"t\"\nmetrics = [\"m\"]\nkey = \"infer\"\n";
-        let ratio = |over: &str, metric: &str| {
+        let ratio = |over: &str, metric: &str, len: u64| {
             let text = format!(
-                "{head}{rows}{column}[[ratio]]\nover = \"{over}\"\nunder = \"b\"\nmetric = \"{metric}\"\nkey = \"infer\"\nlen = 1\npublished = 2\n"
+                "{head}{rows}{column}[[ratio]]\nover = \"{over}\"\nunder = \"b\"\nmetric = \"{metric}\"\nkey = \"infer\"\nlen = {len}\npublished = 2\n"
             );
             Suite::parse("x.toml", &text).map(|suite| suite.ratios.len()).map_err(|error| error.to_string())
         };
-        assert_eq!(ratio("a", "m"), Ok(1));
-        let told = ratio("aa", "m").unwrap_err();
+        assert_eq!(ratio("a", "m", 2048), Ok(1));
+        let told = ratio("aa", "m", 2048).unwrap_err();
         assert!(told.starts_with("suite x.toml:17: unknown row of a ratio \"aa\""), "{told}");
-        let told = ratio("a", "n").unwrap_err();
+        let told = ratio("a", "n", 2048).unwrap_err();
         assert!(told.starts_with("suite x.toml:17: no column has n of infer first"), "{told}");
+        let told = ratio("a", "m", 64).unwrap_err();
+        assert!(told.starts_with("suite x.toml:17: no row has the length 64"), "{told}");
         let told = Suite::parse("x.toml", &format!("{head}{rows}")).unwrap_err().to_string();
         assert!(told.starts_with("suite x.toml:4: by_len makes a line"), "{told}");
     }
