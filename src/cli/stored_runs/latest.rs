@@ -45,16 +45,17 @@ impl StoredRun {
     }
 }
 
-/// In words, that rows of `runs` in one table are of builds whose kernels differ, or may: earlier versions did not note them.
+/// In words, that rows of `runs` in one table are of several builds, and whether their kernels differ: earlier versions did not note them.
 pub fn mixed_builds(runs: &[&StoredRun]) -> Option<String> {
     let commit = |run: &&StoredRun| run.manifest.commit.clone().unwrap_or_else(|| "no commit".to_owned());
     let commits: BTreeSet<String> = runs.iter().map(commit).collect();
     let kernels: BTreeSet<&str> = runs.iter().map(|run| run.manifest.kernels.as_str()).collect();
-    let same = kernels.len() == 1 && !kernels.contains("");
-    if commits.len() < 2 || same {
-        return None;
-    }
-    let noted = if kernels.contains("") { "are not all noted" } else { "differ" };
+    let noted = match kernels.len() {
+        _ if commits.len() < 2 => return None,
+        _ if kernels.contains("") => "are not all noted",
+        1 => "are the same",
+        _ => "differ",
+    };
     let list: Vec<String> = commits.into_iter().collect();
     Some(format!("The rows are of {} commits ({}), whose kernels {noted}.", list.len(), list.join(", ")))
 }

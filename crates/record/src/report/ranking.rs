@@ -123,9 +123,10 @@ fn resolving_command(
         kernel => format!(" --kernel {kernel}"),
     };
     let layers = row.setting("layers").map_or_else(String::new, |layers| format!(" --layers {layers}"));
+    let threads = row.threads.map_or_else(String::new, |threads| format!(" --threads {threads}"));
     let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
-        "More {what} resolve it: effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel} {repeated}",
+        "More {what} resolve it: effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel}{threads} {repeated}",
         row.protocol,
         choices.join(",")
     ))
