@@ -3,6 +3,7 @@
 mod measured;
 mod papers;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -171,9 +172,6 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
         return Ok(document);
     }
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
-    let shown: Vec<&StoredRun> =
-        runs.iter().filter(|run| suite.is_none() || run.rows.iter().any(|row| wanted(&row))).collect();
-    document.overview = report_overview::overview(&shown);
     let judged = claims::judged(&rows);
     if suite.is_none() && judged.iter().any(|claim| claim.finding.is_some()) {
         document.sections.push(Section {
@@ -202,6 +200,10 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
             }
         }
     }
+    document.overview = report_overview::overview(&match suite {
+        Some(_) => behind(&document.sections, stored),
+        None => runs.iter().collect(),
+    });
     let composite = Section {
         title: "Figures of the papers".to_owned(),
         part: Part::Findings,
@@ -222,6 +224,14 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
     }
     document.headlines = headlines(&judged, &document.sections);
     Ok(document)
+}
+
+/// The runs that `sections` are made of.
+fn behind<'a>(sections: &[Section], stored: &Stored<'a>) -> Vec<&'a StoredRun> {
+    let files: HashSet<&str> =
+        sections.iter().flat_map(|section| &section.sources).map(|source| source.rows.as_str()).collect();
+    let is_behind = |run: &&StoredRun| files.contains(run.source(stored.root).rows.as_str());
+    stored.runs.iter().filter(is_behind).collect()
 }
 
 /// What was found: claims that rows decide, of both papers by turns; where there are fewer, what the sections' summaries say.

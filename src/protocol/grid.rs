@@ -79,6 +79,11 @@ impl GridEntry {
         Some(Self { settings: self.suite_settings.clone()?, ..self.clone() })
     }
 
+    /// The preset that its suite runs it with, said there or usual.
+    fn own_preset(&self) -> Option<&str> {
+        self.suite_settings.as_ref()?.preset.as_deref()
+    }
+
     /// What the paper printed for `metric` of `pass` at `len`.
     pub fn published(&self, metric: &str, pass: Pass, len: u64) -> Option<Published> {
         let table = self.row.as_ref()?.table(metric)?;
@@ -104,37 +109,56 @@ pub struct PublishedMatch {
     pub foreign: Vec<String>,
 }
 
-/// The number of `row` for `metric` under `key` beside a run with `preset`.
+/// The number of `row` for `metric` under `key` beside a run with `preset`; `own` is the preset of the row.
 fn beside(
-    suite: &Suite,
+    (suite, own): (&Suite, Option<&str>),
     row: &SuiteRow,
     (metric, key): (&str, &str),
     preset: &str,
 ) -> Option<PublishedMatch> {
     let published = row.table(metric)?.at(key, 0)?;
-    let sizes = suite.numbers_of.as_ref().filter(|of| *of != preset);
+    let sizes = suite.numbers_of.as_deref().or(own).filter(|of| *of != preset);
     let sizes = sizes.map(|of| sizes_of(preset, of));
     Some(PublishedMatch { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
 }
 
-/// What a row for `model` (a mechanism with its knobs) has for `metric` under `key` in a shipped suite of `protocol`: one
-/// whose rows run `preset`, or whose numbers belong to it.
+/// The rows for `model` (a mechanism with its knobs) in shipped suites of `protocol` that run `preset`, or whose numbers belong to
+/// it, each with its suite.
+fn shipped_rows(protocol: &str, model: &str, preset: &str) -> Vec<(Suite, SuiteRow)> {
+    let label = |models: &Models| Some(choose(models).ok()?.pop()?.label());
+    let Some(wanted) = model.parse().ok().and_then(|models| label(&models)) else { return Vec::new() };
+    let suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Suite::load(name).ok());
+    let rows = suites.filter(|suite| suite.protocol == protocol).flat_map(|suite| {
+        let rows = suite.rows.iter().filter(|row| suite.is_of(row, preset)).cloned();
+        rows.map(|row| (suite.clone(), row)).collect::<Vec<_>>()
+    });
+    rows.filter(|(_, row)| label(&Models(vec![row.model.clone()])).as_ref() == Some(&wanted)).collect()
+}
+
+/// What [`shipped_rows`] have for `metric` under `key`.
 pub fn published_elsewhere(
     protocol: &str,
     model: &str,
     what: (&str, &str),
     preset: &str,
 ) -> Option<PublishedMatch> {
-    let wanted = choose(&model.parse().ok()?).ok()?.pop()?.label();
-    let same = |row: &SuiteRow| {
-        let choice = choose(&Models(vec![row.model.clone()])).ok().and_then(|mut choices| choices.pop());
-        choice.is_some_and(|choice| choice.label() == wanted)
+    let rows = shipped_rows(protocol, model, preset);
+    rows.iter().find_map(|(suite, row)| beside((suite, suite.preset_of(row)), row, what, preset))
+}
+
+/// Every number that [`shipped_rows`] have.
+pub fn numbers_elsewhere(protocol: &str, model: &str, preset: &str) -> Vec<TaskNumber> {
+    shipped_rows(protocol, model, preset).iter().flat_map(|(_, row)| numbers(row)).collect()
+}
+
+fn numbers(row: &SuiteRow) -> Vec<TaskNumber> {
+    let number = |metric: &str, task: &str, number: Option<Published>| {
+        Some(TaskNumber { metric: metric.to_owned(), task: task.to_owned(), number: number? })
     };
-    let suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Suite::load(name).ok());
-    suites.filter(|suite| suite.protocol == protocol).find_map(|suite| {
-        let of = |row: &&SuiteRow| suite.is_of(row, preset) && same(row);
-        suite.rows.iter().filter(of).find_map(|row| beside(&suite, row, what, preset))
-    })
+    let numbers = row.published.iter().flat_map(|table| {
+        table.values.keys().filter_map(move |task| number(&table.metric, task, table.at(task, 0)))
+    });
+    numbers.collect()
 }
 
 /// Everything to be measured.
@@ -150,20 +174,16 @@ pub struct Grid {
 impl Grid {
     /// Every number that the suite has in the line of `pick`, where it is one of `preset`.
     pub fn numbers(&self, pick: &GridEntry, preset: &str) -> Vec<TaskNumber> {
-        let of = self.suite.as_ref().zip(pick.row.as_ref()).filter(|(suite, row)| suite.is_of(row, preset));
-        let tables = of.into_iter().flat_map(|(_, row)| &row.published);
-        let number = |metric: &str, task: &str, number: Option<Published>| {
-            Some(TaskNumber { metric: metric.to_owned(), task: task.to_owned(), number: number? })
-        };
-        let numbers = tables.flat_map(|table| {
-            table.values.keys().filter_map(move |task| number(&table.metric, task, table.at(task, 0)))
+        let of = self.suite.as_ref().zip(pick.row.as_ref());
+        let known = of.filter(|(suite, _)| {
+            [pick.own_preset(), suite.numbers_of.as_deref()].into_iter().flatten().any(|own| own == preset)
         });
-        numbers.collect()
+        known.map_or_else(Vec::new, |(_, row)| numbers(row))
     }
 
     /// What the suite has for `metric` under `key` in the line of `pick`, run with `preset`.
     pub fn beside(&self, pick: &GridEntry, what: (&str, &str), preset: &str) -> Option<PublishedMatch> {
-        beside(self.suite.as_ref()?, pick.row.as_ref()?, what, preset)
+        beside((self.suite.as_ref()?, pick.own_preset()), pick.row.as_ref()?, what, preset)
     }
 }
 
@@ -177,8 +197,8 @@ pub(super) fn combine(
     let own = own_task(&flags.user_settings(), suite_name).map_err(PlanError)?;
     let with_task = |all: Settings| Settings { task: own.clone().or(all.task.clone()), ..all };
     let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
-    let set = flags.set.clone().over(base.clone().over(defaults.settings.clone()));
-    let settings = with_task(flags.settings.clone().over(set));
+    let set = flags.set.clone().overriding(base.clone().overriding(defaults.settings.clone()));
+    let settings = with_task(flags.settings.clone().overriding(set));
     let mut entries = match &suite {
         Some(suite) => suite_picks(suite, flags, &base, defaults, &with_task)?,
         None => {
@@ -234,9 +254,9 @@ fn suite_picks(
     with_task: &dyn Fn(Settings) -> Settings,
 ) -> Result<Vec<GridEntry>, PlanError> {
     let shipped = BUILTIN_SUITES.iter().any(|(name, _)| *name == suite.name);
-    let own = |row: &SuiteRow| row.set.clone().over(base.clone()).over(defaults.settings.clone());
-    let lines: Vec<Settings> = suite.rows.iter().map(|row| flags.set.clone().over(own(row))).collect();
-    let of_base = flags.set.clone().over(base.clone()).over(defaults.settings.clone());
+    let own = |row: &SuiteRow| row.set.clone().overriding(base.clone()).overriding(defaults.settings.clone());
+    let lines: Vec<Settings> = suite.rows.iter().map(|row| flags.set.clone().overriding(own(row))).collect();
+    let of_base = flags.set.clone().overriding(base.clone()).overriding(defaults.settings.clone());
     let known = if lines.is_empty() { std::slice::from_ref(&of_base) } else { &lines[..] };
     ensure_known(&flags.settings, known, &suite.name)?;
     let preset = flags.settings.preset.as_ref();
@@ -328,7 +348,7 @@ fn narrowed(flags: &Settings, line: Settings) -> Option<Settings> {
         flags.seeds.as_mut().is_none_or(|list| keep(&mut list.0, line.seeds.as_ref().map(|own| &own.0))),
         flags.mode.as_mut().is_none_or(|list| keep(&mut list.0, line.mode.as_ref().map(|own| &own.0))),
     ];
-    has_cells.iter().all(|has| *has).then(|| flags.over(line))
+    has_cells.iter().all(|has| *has).then(|| flags.overriding(line))
 }
 
 /// Length, batch size, pass and seed of a cell that is measured.

@@ -9,6 +9,7 @@ use super::grid::{GridEntry, PlanError};
 use crate::train::pretrained::Pretrained;
 use effattn_model::Backbone;
 use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::attention::knobs::Value;
 use effattn_model::family::{ResolveError, SizeOverrides, masked_lm};
 use effattn_model::roberta::RobertaConfig;
 use effattn_record::config::lists::Words;
@@ -60,40 +61,55 @@ impl StartRequest {
     }
 }
 
-/// The setting of `choice` that the weights of `encoder` keep, as in the model that they were trained in; empty where there is none,
-/// or `choice` says another.
-fn kept(encoder: &Pretrained, choice: &MechanismChoice) -> String {
+/// The setting that the weights of `encoder` keep in a model of `choice`, as in the one that they were trained in.
+fn setting_of_weights(encoder: &Pretrained, choice: &MechanismChoice) -> Option<(&'static str, Value)> {
     let own = (encoder.attention.entry.name == choice.entry.name).then_some(choice.entry);
-    let setting = own.and_then(|entry| entry.in_models.kept_by_weights);
-    let setting = setting.and_then(|setting| setting(&encoder.attention.knobs, encoder.positions));
-    let free = setting.filter(|(name, _)| !choice.knobs.differs(choice.entry.knobs, name));
-    free.map_or_else(String::new, |(name, value)| format!("{name}={value}"))
+    let kept = own.and_then(|entry| entry.in_models.kept_by_weights)?;
+    kept(&encoder.attention.knobs, encoder.positions)
 }
 
-/// Fits the weights of `encoder` to `model`; what is to be said of them: `reformer with num_buckets=4`.
-pub fn fit(encoder: &Pretrained, model: &RobertaConfig, kept: &str) -> anyhow::Result<String> {
+/// Whether `choice` says nothing of the knob called `name`.
+fn leaves_open(choice: &MechanismChoice, name: &str) -> bool {
+    !choice.knobs.differs(choice.entry.knobs, name) && !choice.named.contains(&name)
+}
+
+/// The setting that the weights of `encoder` keep, as on the command line; empty where there is none, or `choice` names one.
+fn kept(encoder: &Pretrained, choice: &MechanismChoice) -> String {
+    let setting = setting_of_weights(encoder, choice).filter(|(name, _)| leaves_open(choice, name));
+    setting.map_or_else(String::new, |(name, value)| format!("{name}={value}"))
+}
+
+/// Makes sure that the weights of `encoder` fit `model`: what is to be said of them (`reformer with num_buckets=4`), and which
+/// constants of the mechanism a longer model draws instead of theirs (`rand_blocks drawn anew`).
+pub fn check_fit(
+    encoder: &Pretrained,
+    model: &RobertaConfig,
+    kept: &str,
+) -> anyhow::Result<(String, Option<String>)> {
     let weights = encoder.weights()?;
     let drawn = weights.redrawn(model)?;
     weights.fit(model)?;
+    let drawn = (!drawn.is_empty()).then(|| format!("{} drawn anew", drawn.join(" and ")));
     let kept = if kept.is_empty() { String::new() } else { format!(" with {kept}") };
-    let drawn = if drawn.is_empty() {
-        String::new()
-    } else {
-        format!(", whose {} is drawn anew", drawn.join(" and "))
-    };
-    Ok(format!("{}{kept}{drawn}", encoder.attention.label()))
+    let beside = drawn.as_ref().map_or_else(String::new, |drawn| format!(", {drawn}"));
+    Ok((format!("{}{kept}{beside}", encoder.attention.label()), drawn))
 }
 
 /// In words, that `encoder` was trained with other settings of its mechanism than `choice`, but for those that follow the length.
 pub fn other_encoder(encoder: &Pretrained, choice: &MechanismChoice) -> Option<String> {
-    let models = &choice.entry.in_models;
-    let kept = models.kept_by_weights.and_then(|kept| kept(&encoder.attention.knobs, encoder.positions));
-    let by_length = [models.follows_length.map(|knob| knob.name()), kept.map(|(name, _)| name)];
-    let mut settings = choice.knobs.iter().filter(|(name, _)| !by_length.contains(&Some(name)));
-    let other = settings.any(|(name, value)| {
-        encoder.attention.knobs.iter().any(|(known, own)| known == name && own != value)
-    });
-    other.then(|| format!("encoder of {}", encoder.attention.label()))
+    let (own, trained) = (choice, &encoder.attention);
+    let follows_length = own.entry.in_models.follows_length.map(|knob| knob.name());
+    let kept = setting_of_weights(encoder, choice);
+    let is_other = |(name, value): (&'static str, &Value)| {
+        if follows_length == Some(name) {
+            return false;
+        }
+        match kept.as_ref().filter(|(kept, _)| *kept == name && leaves_open(trained, name)) {
+            Some((_, kept)) => !leaves_open(own, name) && value != kept,
+            None => trained.knobs.iter().any(|(known, there)| known == name && there != value),
+        }
+    };
+    own.knobs.iter().any(is_other).then(|| format!("encoder of {}", trained.label()))
 }
 
 /// `choice` with the setting that weights keep.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::cell_runner::request;
 use super::curve::CurveSpec;
 use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks};
-use super::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
+use super::grid::{GridDefaults, GridFlags, PlanError};
 use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY, Lra};
 use super::stored_input::{InputRequest, StoredInput};
@@ -24,7 +24,6 @@ use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
 use effattn_data::subset::{Change, PUNCTUATION};
 use effattn_model::family;
-use effattn_record::Published;
 use effattn_record::config::lists::{Counts, Words};
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use effattn_record::config::settings::{Settings, within, word};
@@ -150,6 +149,7 @@ impl TrainingProtocol for Robustness {
     ];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
     const PUBLISHED_BY: Option<&'static str> = Lra::PUBLISHED_BY;
+    const OTHERS_PUBLISHED_BY: Option<&'static str> = Some(INFO.name);
 
     fn defaults(&self, _: &GridFlags) -> GridDefaults {
         let settings = Settings {
@@ -266,11 +266,6 @@ impl TrainingRequest for RobustnessRequest {
 
     fn trained(&self, results: &Path, plan: &Plan) -> Option<PathBuf> {
         find(results, &self.train, plan)
-    }
-
-    fn published(&self, metric: &str, task: &str) -> Option<Published> {
-        let spec = &self.train.spec;
-        Some(published_elsewhere(INFO.name, &spec.model, (metric, task), &spec.preset)?.published)
     }
 }
 

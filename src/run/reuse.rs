@@ -111,8 +111,7 @@ fn restate(entry: &mut Entry, cell: &Cell, said: &HashSet<String>) {
         row.published = plan.published;
     }
     for row in entry.rows.iter_mut().filter(|row| row.task != plan.task) {
-        let number = row.task.as_ref().and_then(|task| cell.published(&row.metric, task));
-        row.published = number.or(row.published);
+        row.published = row.task.as_ref().and_then(|task| cell.published(&row.metric, task));
     }
     let words = |row: &Row| -> Vec<String> {
         let all = row.differs.as_deref().unwrap_or_default().split("; ");
@@ -246,14 +245,15 @@ mod tests {
             let first = row(number(1.0), differs, fraction);
             let time = Row { published: None, ..first.clone() }.with("step_time", "s", Some(0.1));
             let changed = Row { task: Some("listops-changed".into()), ..first.clone() };
-            let mut entry = Entry { rows: vec![first, time, changed], ..Entry::new("a") };
+            let dropped = Row { task: Some("listops-dropped".into()), ..first.clone() };
+            let mut entry = Entry { rows: vec![first, time, changed, dropped], ..Entry::new("a") };
             let said = ["no variant computes it".to_owned()].into();
             let metric = "accuracy".to_owned();
             let also =
                 TaskNumber { metric, task: "listops-changed".to_owned(), number: Published::Value(7.0) };
             restate(&mut entry, &Cell { row: now, published: vec![also], ..Cell::default() }, &said);
-            let [row, time, changed] = &entry.rows[..] else { panic!("three rows") };
-            assert_eq!(changed.published, number(7.0));
+            let [row, time, changed, dropped] = &entry.rows[..] else { panic!("four rows") };
+            assert_eq!((changed.published, dropped.published), (number(7.0), None));
             assert_eq!((time.published, &time.differs), (None, &row.differs));
             (row.published, row.differs.clone().unwrap_or_default(), row.fraction)
         };

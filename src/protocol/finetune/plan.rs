@@ -1,6 +1,7 @@
 //! From flags and suites to fine-tuning runs.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::Finetune;
@@ -12,7 +13,7 @@ use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::pretrained_start::{self, fit, other_encoder};
+use crate::protocol::pretrained_start::{self, check_fit, other_encoder};
 use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -126,7 +127,7 @@ impl TrainingProtocol for Finetune {
         let requests = requests::<FinetuneRequest>(plan);
         let mut remarks = Vec::new();
         let mut sets: Vec<(&str, LoadOptions)> = Vec::new();
-        let mut fitted: Vec<(&str, &str, u64)> = Vec::new();
+        let mut drawn_anew: BTreeMap<(&str, &str, u64), Option<String>> = BTreeMap::new();
         for request in &requests {
             let start =
                 request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
@@ -146,15 +147,22 @@ impl TrainingProtocol for Finetune {
             }
             let Some((start, folder)) = start.zip(request.from.as_deref()) else { continue };
             let key = (folder, request.spec.model.as_str(), request.positions);
-            if !fitted.contains(&key) {
-                let how = fit(&start, &model(request, &request.spec.choice()?)?, &request.kept)?;
+            if let Entry::Vacant(place) = drawn_anew.entry(key) {
+                let (how, drawn) =
+                    check_fit(&start, &model(request, &request.spec.choice()?)?, &request.kept)?;
                 remarks.push(format!("{} starts from {folder} ({how})", request.spec.model));
-                fitted.push(key);
+                place.insert(drawn);
             }
         }
         for (cell, request) in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).zip(&requests) {
             let words = plan.data.get(&words_name(request));
             cell.row.words = words.map(|hash| hash.chars().take(12).collect());
+            let key =
+                (request.from.as_deref().unwrap_or_default(), request.spec.model.as_str(), request.positions);
+            if let Some(Some(drawn)) = drawn_anew.get(&key) {
+                let said = cell.row.differs.iter().chain([drawn]).cloned().collect::<Vec<_>>();
+                (cell.row.differs, cell.row.fraction) = (Some(said.join("; ")), None);
+            }
         }
         Ok(Prepared { remarks, text: None })
     }
@@ -269,6 +277,31 @@ mod tests {
         assert!(differs("reformer").contains("encoder of reformer:chunk=4"), "{}", differs("reformer"));
         let asked: FinetuneRequest = request(&planned("reformer", said.clone()).unwrap().remove(0)).unwrap();
         assert_eq!(asked.kept, "num_buckets=8", "a name without settings");
+        let asked: FinetuneRequest =
+            request(&planned("reformer:num_buckets=auto", said.clone()).unwrap().remove(0)).unwrap();
+        assert_eq!(asked.kept, "", "named");
+        let set = "reformer:chunk=4,num_buckets=16";
+        crate::train::pretrained::tests::encoder(folder.path(), &model, set);
+        let differs = |models: &str| planned(models, said.clone()).unwrap().remove(0).row.differs.unwrap();
+        let other = format!("encoder of {set}");
+        assert!(differs("reformer:chunk=4").contains(&other), "{}", differs("reformer:chunk=4"));
+        assert!(!differs(set).contains("encoder of"), "{}", differs(set));
+    }
+
+    #[test]
+    fn rows_say_what_a_longer_model_draws_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, _) = crate::train::pretrained::tests::small(folder.path());
+        crate::train::pretrained::tests::encoder(folder.path(), &model, "bigbird:block=2");
+        let from = Some(Words(vec![folder.path().display().to_string()]));
+        let task = Some(Words(vec!["sentences".to_owned()]));
+        let said = Settings { from, task, len: Some(Lengths(vec![40])), ..Settings::NONE };
+        let cells = planned("bigbird:block=2", said).unwrap();
+        let mut plan = Plan { cells, ..Plan::default() };
+        let dirs = DataDirs { data: folder.path().to_owned(), results: folder.path() };
+        Finetune.prepare(&mut plan, &dirs).unwrap();
+        let differs = plan.cells[0].row.differs.clone().unwrap();
+        assert!(differs.ends_with("; rand_blocks drawn anew"), "{differs}");
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn flags_narrow_a_suite_and_set_overrides_it() {
     let grid = resolve(&flags, &Two).unwrap();
     assert_eq!(grid.entries.len(), 2);
     assert_eq!(grid.entries[0].settings.len, Some(Lengths(vec![2048])));
-    assert_eq!((grid.entries[0].settings.runs, grid.entries[0].settings.min_runs), (Some(3), Some(50)));
+    assert_eq!((grid.entries[0].settings.runs, grid.entries[0].settings.min_runs), (Some(3), Some(3)));
     let error = labels(GridFlags { settings: settings("len = 512"), ..table5() }).unwrap_err();
     assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
     let grid = resolve(&GridFlags { set: settings("len = 512"), ..table5() }, &Two).unwrap();
@@ -160,6 +160,34 @@ fn numbers_for_other_tasks_of_a_row_go_along_with_its_cells() {
     let cell = of(None);
     let number = |value| Some(Published::Value(value));
     assert_eq!((cell.row.published, cell.published("accuracy", "text-deletion")), (number(1.0), number(2.0)));
-    assert_eq!(cell.published("accuracy", "text-insertion"), None);
-    assert_eq!(of(Some("lra-repo")).published, [], "sizes of another preset");
+    assert_eq!(cell.published("accuracy", "text-other"), None);
+    assert_eq!(cell.published("accuracy", "text-insertion"), number(55.94), "of the shipped suite");
+    let other = of(Some("lra-repo"));
+    assert_eq!(other.published("accuracy", "text-deletion"), None, "sizes of another preset");
+    assert_eq!(other.row.differs.as_deref(), Some("sizes of lra-repo (ls-lra)"));
+    let usual = text.replace("preset = \"ls-lra\"\n", "");
+    let suite = Suite::parse("x.toml", &usual).unwrap();
+    let grid = crate::protocol::resolve_suite(&GridFlags::default(), Some(suite), &Robustness).unwrap();
+    let cell = Protocol::cells(&Robustness, &grid, 1).unwrap().remove(0);
+    assert_eq!(cell.published("accuracy", "text-deletion"), number(2.0), "the usual preset");
+}
+
+#[test]
+fn a_suite_that_is_run_as_it_stands_differs_in_nothing() {
+    let cells = |base: &str, said: Settings| {
+        let text = format!(
+            "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [64]\n{base}\n[[row]]\nlabel = \"a\"\nmodel = \"full\"\n"
+        );
+        let flags = GridFlags { settings: said, ..GridFlags::default() };
+        let grid =
+            crate::protocol::resolve_suite(&flags, Some(Suite::parse("x.toml", &text).unwrap()), &Speed)
+                .unwrap();
+        Protocol::cells(&Speed, &grid, 1).unwrap()
+    };
+    for base in ["runs = 2", "min_runs = 2000", "runs = 50\nmin_runs = 5"] {
+        assert!(cells(base, Settings::NONE).iter().all(|cell| cell.row.differs.is_none()), "{base}");
+    }
+    let typed = Settings { min_runs: Some(3), ..Settings::NONE };
+    let cell = cells("runs = 2\nmin_runs = 1", typed).remove(0);
+    assert_eq!(cell.row.differs.as_deref(), Some("min runs 3 (1); runs 3 (2)"));
 }

@@ -12,7 +12,7 @@ use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::own_data::TOKENIZER;
-use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest, fit};
+use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest, check_fit};
 use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -134,7 +134,7 @@ impl TrainingProtocol for Mlm {
             if let Some(start) = &request.start {
                 let encoder = Pretrained::open(Path::new(&start.folder))?;
                 let target = model(&request.spec, Some(start), &request.spec.choice()?)?;
-                let how = fit(&encoder, &target, &start.kept)?;
+                let (how, _) = check_fit(&encoder, &target, &start.kept)?;
                 remarks.push(format!("{} continues from {} ({how})", request.spec.model, start.folder));
             }
             let from = request.start.as_ref().map(|start| start.folder.clone());

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::model_spec::ModelSpec;
 use crate::train::training_loop::EvalPoint;
 use effattn_data::LoadOptions;
-use effattn_record::{Outcome, Published};
+use effattn_record::Outcome;
 
 pub use estimate::{QUICK_SECONDS, RATE};
 pub use parent::compute;
@@ -46,10 +46,6 @@ pub trait TrainingRequest: serde::de::DeserializeOwned {
         _results: &std::path::Path,
         _plan: &crate::run::plan::Plan,
     ) -> Option<std::path::PathBuf> {
-        None
-    }
-    /// What the papers print for `metric` of `task`, where the task is not the cell's.
-    fn published(&self, _metric: &str, _task: &str) -> Option<Published> {
         None
     }
 }

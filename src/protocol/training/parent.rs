@@ -60,7 +60,7 @@ pub fn compute<J: TrainingRequest>(
             }
         }
         if let Some((place, end)) = ended {
-            running.remove(place).record::<J>(end, runner)?;
+            running.remove(place).record(end, runner)?;
         }
     }
 }
@@ -178,12 +178,11 @@ impl<'a> Running<'a> {
         Ok(None)
     }
 
-    fn record<J: TrainingRequest>(self, end: End, runner: &mut CellRunner) -> Result<(), RunError> {
+    fn record(self, end: End, runner: &mut CellRunner) -> Result<(), RunError> {
         runner.curves.push(self.curve);
         match end {
             Ok(done) => {
-                let job: J = request(self.cell)?;
-                let rows = rows(self.cell, &job, &done, &self.seconds);
+                let rows = rows(self.cell, &done, &self.seconds);
                 let samples = samples(&self.seconds);
                 let summary = rows.first().map_or_else(String::new, |row| match row.value {
                     Some(value) => format!("{value:.2} {}", row.unit),
@@ -245,7 +244,7 @@ fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
     text
 }
 
-fn rows<J: TrainingRequest>(cell: &Cell, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
+fn rows(cell: &Cell, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
     let row = &cell.row;
     let words: Vec<&str> = [&row.differs, &done.differs].into_iter().flatten().map(String::as_str).collect();
     let row = Row {
@@ -258,9 +257,10 @@ fn rows<J: TrainingRequest>(cell: &Cell, request: &J, done: &TrainingResult, sec
     let mut rows = Vec::new();
     for (index, measure) in done.measures.iter().enumerate() {
         let mut row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
-        if let Some(task) = &measure.task {
-            let own = cell.published(&measure.metric, task);
-            row.published = own.or_else(|| request.published(&measure.metric, task));
+        // the first has the number of its cell
+        let other = |task: &&String| index > 0 || cell.row.task.as_ref() != Some(task);
+        if let Some(task) = measure.task.as_ref().filter(other) {
+            row.published = cell.published(&measure.metric, task);
             row.task = Some(task.clone());
         }
         row.len = measure.len.or(row.len);

@@ -19,7 +19,8 @@ use crate::protocol::definition::{
 };
 use crate::protocol::differing::differing_words;
 use crate::protocol::grid::{
-    Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
+    Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, numbers_elsewhere, published_elsewhere,
+    tasks,
 };
 use crate::protocol::model_spec::resolve_or_unsupported;
 use crate::protocol::stored_input::{InputRequest, StoredInput};
@@ -46,6 +47,8 @@ pub trait TrainingProtocol: Sync {
     const COMPARED: &'static [&'static str];
     /// Protocol in whose suites a number is looked up if the run's own suite has none.
     const PUBLISHED_BY: Option<&'static str> = None;
+    /// The same for numbers of other tasks than the cell's.
+    const OTHERS_PUBLISHED_BY: Option<&'static str> = None;
 
     /// Settings and mechanisms without flags.
     fn defaults(&self, flags: &GridFlags) -> GridDefaults;
@@ -198,7 +201,8 @@ fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Reque
         differs.settings.extend(differing_words(&unusual_values(&request, &usual), T::COMPARED));
         differs.write_to(beside, &mut row);
     }
-    let published = grid.numbers(entry, &spec.preset);
+    let elsewhere = T::OTHERS_PUBLISHED_BY.map(|name| numbers_elsewhere(name, &spec.model, &spec.preset));
+    let published = [grid.numbers(entry, &spec.preset), elsewhere.unwrap_or_default()].concat();
     let words = format!("{} {} {} s{}", key_word(task), spec.model, spec.preset, spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
     let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));

@@ -43,6 +43,7 @@ impl TrainingProtocol for Vision {
     const COMPARED: &'static [&'static str] =
         &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every"];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
+    const OTHERS_PUBLISHED_BY: Option<&'static str> = Some(super::INFO.name);
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
         let quick = flags.quick;

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::grid::published_elsewhere;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::{RequestInfo, TrainingRequest};
 use effattn_data::images::test_only::challenge;
@@ -11,7 +10,6 @@ use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::batch::InputKind;
 use effattn_model::family::vision::{ImageClassifier, classifier};
 use effattn_model::family::{Architecture, DataShape, ModelRequest, ResolveError};
-use effattn_record::Published;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,10 +73,5 @@ impl TrainingRequest for VisionRequest {
     fn info(&self) -> RequestInfo<'_> {
         let reading = LoadOptions::partial(self.allow_partial);
         RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }
-    }
-
-    fn published(&self, metric: &str, task: &str) -> Option<Published> {
-        let what = (metric, task);
-        Some(published_elsewhere("vision", &self.spec.model, what, &self.spec.preset)?.published)
     }
 }

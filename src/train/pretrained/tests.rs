@@ -126,6 +126,11 @@ fn store(folder: &Path, model: &RobertaConfig, label: &str) -> HashMap<String, T
     weights
 }
 
+/// Writes an encoder for 16 words with the sizes of `model` around `mechanism`.
+pub(crate) fn encoder(folder: &Path, model: &RobertaConfig, mechanism: &str) {
+    store(folder, &around(model, mechanism), mechanism);
+}
+
 /// Writes an encoder for 16 words that hashes them into eight buckets, with the sizes of `model`, and gives its weights.
 pub(crate) fn reformer(folder: &Path, model: &RobertaConfig) -> HashMap<String, Tensor> {
     store(folder, &around(model, "reformer:chunk=4"), "reformer:chunk=4")
@@ -161,6 +166,12 @@ fn a_longer_reformer_keeps_the_rotations_of_its_weights() {
     let start = Pretrained::open(folder.path()).unwrap();
     let fitted = start.weights().unwrap().fit(&RobertaConfig { positions: 40, ..bare }).unwrap();
     assert!(!fitted.contains_key(&rotations));
+    // a longer chunk would not hash at the length of the weights, which have rotations all the same
+    let weights = reformer(folder.path(), &model);
+    let longer = RobertaConfig { positions: 80, ..around(&model, "reformer:chunk=32,num_buckets=8") };
+    let start = Pretrained::open(folder.path()).unwrap();
+    let fitted = start.weights().unwrap().fit(&longer).unwrap();
+    assert_eq!(values(&fitted).unwrap(), values(&weights).unwrap());
 }
 
 #[test]

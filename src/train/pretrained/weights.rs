@@ -117,15 +117,20 @@ impl Weights<'_> {
     }
 
     /// Constants that a longer `target` draws although the weights were trained with its mechanism, by their names in a layer: those
-    /// that it does without at the length of the weights, and those that follow the length where no setting keeps them.
+    /// that it and the weights do without at their length, and those that follow the length where no setting keeps them.
     pub fn redrawn(&self, target: &RobertaConfig) -> Candle<Vec<String>> {
         if self.of.attention.entry.name != target.entry.name || target.positions <= self.of.positions {
             return Ok(Vec::new());
         }
         let kept = target.entry.in_models.kept_by_weights.is_some();
         let short = constants(&self.of.at_its_length(target))?;
-        let is_new = |(name, here): &(String, Tensor)| {
-            short.get(name).is_none_or(|short| !kept && short.shape() != here.shape())
+        let trained = |name: &str| {
+            let own = format!(".{}.{name}", target.entry.name);
+            self.tensors.keys().any(|known| known.ends_with(&own))
+        };
+        let is_new = |(name, here): &(String, Tensor)| match short.get(name) {
+            Some(short) => !kept && short.shape() != here.shape(),
+            None => !trained(name),
         };
         Ok(constants(target)?.into_iter().filter(is_new).map(|(name, _)| name).collect())
     }

@@ -446,7 +446,27 @@ impl Settings {
                 return Err(ParseError::new(format!("{key}: {}", error.0)));
             }
         }
-        Ok(())
+        match (self.runs, self.min_runs) {
+            (Some(runs), Some(fewest)) if runs < fewest => {
+                Err(ParseError::new(format!("runs {runs} is fewer than min_runs {fewest}; give one of them")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Self::over`]; where `runs` and `min_runs` exclude each other then, the one of `lower` gives way.
+    #[must_use]
+    pub fn overriding(self, lower: Self) -> Self {
+        let said = (self.runs, self.min_runs);
+        let all = self.over(lower);
+        match (all.runs, all.min_runs) {
+            (Some(runs), Some(fewest)) if runs < fewest => match said {
+                (Some(_), None) => Self { min_runs: Some(runs), ..all },
+                (None, Some(_)) => Self { runs: Some(fewest), ..all },
+                _ => all,
+            },
+            _ => all,
+        }
     }
 }
 

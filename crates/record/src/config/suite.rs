@@ -244,8 +244,12 @@ impl PublishedTable {
 impl Suite {
     /// Whether `row` runs `preset`, or its numbers belong to it.
     pub fn is_of(&self, row: &SuiteRow, preset: &str) -> bool {
-        let own = row.set.preset.as_ref().or(self.base.preset.as_ref());
-        [own, self.numbers_of.as_ref()].into_iter().flatten().any(|known| known == preset)
+        [self.preset_of(row), self.numbers_of.as_deref()].into_iter().flatten().any(|known| known == preset)
+    }
+
+    /// The preset that its text gives `row`.
+    pub fn preset_of<'a>(&'a self, row: &'a SuiteRow) -> Option<&'a str> {
+        row.set.preset.as_deref().or(self.base.preset.as_deref())
     }
 
     /// Names of the suites that fill its table: its own, then those of its columns.

@@ -76,22 +76,6 @@ impl Timing {
     }
 }
 
-impl Timing {
-    /// With as many steps as are asked for: of a lower and an upper bound that exclude each other the one gives way that nobody
-    /// typed, be it usual or that of the `suite`.
-    fn settled(self, suite: Option<&Self>) -> Self {
-        let Self { runs, min_runs, .. } = self;
-        let is_usual = [Self::USUAL, Self::QUICK].iter().any(|usual| usual.min_runs == min_runs);
-        match runs < min_runs {
-            true if is_usual || suite.is_some_and(|suite| suite.runs != runs) => {
-                Self { min_runs: runs, ..self }
-            }
-            true => Self { runs: min_runs, ..self },
-            false => self,
-        }
-    }
-}
-
 /// Refuses bounds that exclude each other.
 pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
     let said = flags.user_settings();
@@ -159,8 +143,7 @@ pub fn cell(
     // without multiply-adds it is one token, which takes no time
     let flops = row.flops.map(|flops| spec.step_flops(flops));
     let step = |threads: usize| flops.map_or(TOKEN, |flops| flops / (RATE * threads as f64));
-    let timing =
-        Timing::of(&pick.settings).settled(pick.of_suite().map(|suite| Timing::of(&suite.settings)).as_ref());
+    let timing = Timing::of(&pick.settings);
     let draft = Draft {
         words: spec.key(),
         row,
@@ -218,26 +201,4 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
         spec.model,
         can.join(", ")
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_two_bounds_the_one_gives_way_that_nobody_typed() {
-        let of = |runs, min_runs| Timing { runs, min_runs, ..Timing::USUAL };
-        let suite = of(200, 50);
-        for (typed, suite, wanted) in [
-            (of(2, 3), None, 2),
-            (of(1000, 2000), None, 2000),
-            (of(20, 50), Some(&suite), 20),
-            (of(200, 300), Some(&suite), 300),
-        ] {
-            let Timing { runs, min_runs, .. } = typed.settled(suite);
-            assert_eq!((runs, min_runs), (wanted, wanted));
-        }
-        let Timing { runs, min_runs, .. } = of(9, 5).settled(Some(&suite));
-        assert_eq!((runs, min_runs), (9, 5));
-    }
 }

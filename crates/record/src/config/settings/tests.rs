@@ -28,6 +28,23 @@ fn what_is_said_above_wins() {
 }
 
 #[test]
+fn of_two_bounds_that_exclude_each_other_the_lower_one_gives_way() {
+    let bounds = |runs, min_runs| Settings { runs, min_runs, ..Settings::NONE };
+    for (upper, lower, wanted) in [
+        ((Some(2), None), (Some(1000), Some(3)), (2, 2)),
+        ((None, Some(2000)), (Some(1000), Some(3)), (2000, 2000)),
+        ((None, Some(3)), (Some(2), Some(1)), (3, 3)),
+        ((Some(9), None), (Some(200), Some(5)), (9, 5)),
+        ((None, None), (Some(200), Some(5)), (200, 5)),
+    ] {
+        let all = bounds(upper.0, upper.1).overriding(bounds(lower.0, lower.1));
+        assert_eq!((all.runs, all.min_runs), (Some(wanted.0), Some(wanted.1)), "{upper:?} over {lower:?}");
+    }
+    let told = bounds(Some(2), Some(5)).check().unwrap_err().0;
+    assert_eq!(told, "runs 2 is fewer than min_runs 5; give one of them");
+}
+
+#[test]
 fn settings_survive_json() {
     let text =
         "len = [1024]\nmax_time = \"2s\"\nmemory_limit = \"1GiB\"\ndevice = \"cuda:1\"\nmode = \"train\"";

@@ -24,8 +24,7 @@ struct WireSuite {
     analysis: Option<String>,
     numbers_of: Option<String>,
     source_seeds: Option<u64>,
-    #[serde(default)]
-    base: Settings,
+    base: Option<Spanned<Settings>>,
     row: Vec<WireRow>,
     #[serde(default)]
     printed: Vec<WirePrinted>,
@@ -127,14 +126,16 @@ impl Suite {
         if wire.row.is_empty() {
             return Err(at(0, "there is no [[row]]; give at least one".to_owned()));
         }
-        wire.base.check().map_err(|error| at(base_at(text), format!("[base]: {error}")))?;
+        let base_at = wire.base.as_ref().map_or(0, |base| base.span().start);
+        let base = wire.base.map_or(Settings::NONE, Spanned::into_inner);
+        base.check().map_err(|error| at(base_at, format!("[base]: {error}")))?;
         if let Some(column) = wire.columns.iter().find(|column| column.metrics.is_empty()) {
             let Column { title, .. } = column;
             let place = text.find(title.as_str()).unwrap_or(0);
             return Err(at(place, format!("column {title:?} has no metrics; give the name of at least one")));
         }
         let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
-        let lengths = wire.base.len.as_ref().map_or(0, |len| len.0.len());
+        let lengths = base.len.as_ref().map_or(0, |len| len.0.len());
         let mut rows = Vec::new();
         for row in wire.row {
             let start = row.model.span().start;
@@ -166,16 +167,8 @@ impl Suite {
                 "by_len makes a line for every length of a table with [[columns]], and there are none";
             return Err(at(by_len.span().start, problem.to_owned()));
         }
-        let sets = rows.iter().map(|row: &SuiteRow| &row.set).chain([&wire.base]);
-        let lens: Vec<u64> =
-            sets.filter_map(|set| set.len.as_ref()).flat_map(|len| len.0.iter().copied()).collect();
-        let labels: Vec<&str> = rows.iter().map(SuiteRow::printed_as).collect();
         for ratio in &wire.ratio {
-            let len = ratio.get_ref().len;
-            if !lens.is_empty() && !lens.contains(&len) {
-                return Err(at(ratio.span().start, format!("no row has the length {len} of the ratio")));
-            }
-            let wrong = misplaced(ratio.get_ref(), &labels, &wire.columns);
+            let wrong = misplaced(ratio.get_ref(), (&rows, &base), &wire.columns);
             wrong.map_or(Ok(()), |problem| Err(at(ratio.span().start, problem)))?;
         }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
@@ -186,10 +179,10 @@ impl Suite {
             protocol: wire.protocol.into_inner(),
             source: wire.source,
             analysis: wire.analysis,
-            base_line: line_of(text, base_at(text)),
+            base_line: line_of(text, base_at),
             numbers_of: wire.numbers_of,
             source_seeds: wire.source_seeds,
-            base: wire.base,
+            base,
             rows,
             printed,
             columns: wire.columns,
@@ -201,12 +194,22 @@ impl Suite {
     }
 }
 
-/// What keeps `ratio` out of a table with lines called `labels` and these columns.
-fn misplaced(ratio: &SuiteRatio, labels: &[&str], columns: &[Column]) -> Option<String> {
-    let SuiteRatio { over, under, metric, key, .. } = ratio;
-    let foreign = [over, under].into_iter().find(|label| !labels.contains(&label.as_str()));
-    if let Some(label) = foreign {
-        return Some(unknown("row of a ratio", label, labels.iter().copied()));
+/// What keeps `ratio` out of a table of `rows` over `base` and these columns.
+fn misplaced(
+    ratio: &SuiteRatio,
+    (rows, base): (&[SuiteRow], &Settings),
+    columns: &[Column],
+) -> Option<String> {
+    let SuiteRatio { over, under, len, metric, key, .. } = ratio;
+    for label in [over, under] {
+        let mut own = rows.iter().filter(|row| row.printed_as() == label).peekable();
+        if own.peek().is_none() {
+            return Some(unknown("row of a ratio", label, rows.iter().map(SuiteRow::printed_as)));
+        }
+        let mut lens = own.filter_map(|row| row.set.len.as_ref().or(base.len.as_ref())).peekable();
+        if lens.peek().is_some() && !lens.any(|lens| lens.0.contains(len)) {
+            return Some(format!("{label} does not have the length {len} of the ratio"));
+        }
     }
     let fits = |column: &Column| column.metrics.first() == Some(metric) && column.key == *key;
     (!columns.iter().any(fits)).then(|| {
@@ -242,14 +245,6 @@ fn tables(
         }
     };
     tables.into_iter().map(read).collect()
-}
-
-/// Where `[base]`, or `base = { ... }`, stands in `text`.
-fn base_at(text: &str) -> usize {
-    let begins_line =
-        |at: &usize| text[..*at].rsplit('\n').next().is_some_and(|before| before.trim().is_empty());
-    let place = |word: &str| text.match_indices(word).map(|(at, _)| at).find(begins_line);
-    ["[base]", "base"].into_iter().find_map(place).unwrap_or(0)
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -353,6 +348,7 @@ mod tests {
     fn a_ratio_is_of_two_rows_in_a_column_of_the_table() {
         let head = HEAD.replace("[base]", "by_len = true\n[base]");
         let rows = ["a", "b"].map(|label| format!("[[row]]\nlabel = \"{label}\"\nmodel = \"ls\"\n")).concat();
+        let rows = format!("{rows}set = {{ len = [64, 2048] }}\n");
         let column = "[[columns]]\ntitle = \"t\"\nmetrics = [\"m\"]\nkey = \"infer\"\n";
         let ratio = |over: &str, metric: &str, len: u64| {
             let text = format!(
@@ -362,11 +358,13 @@ mod tests {
         };
         assert_eq!(ratio("a", "m", 2048), Ok(1));
         let told = ratio("aa", "m", 2048).unwrap_err();
-        assert!(told.starts_with("suite x.toml:17: unknown row of a ratio \"aa\""), "{told}");
+        assert!(told.starts_with("suite x.toml:18: unknown row of a ratio \"aa\""), "{told}");
         let told = ratio("a", "n", 2048).unwrap_err();
-        assert!(told.starts_with("suite x.toml:17: no column has n of infer first"), "{told}");
+        assert!(told.starts_with("suite x.toml:18: no column has n of infer first"), "{told}");
         let told = ratio("a", "m", 64).unwrap_err();
-        assert!(told.starts_with("suite x.toml:17: no row has the length 64"), "{told}");
+        assert!(told.starts_with("suite x.toml:18: a does not have the length 64"), "{told}");
+        let told = ratio("a", "m", 1024).unwrap_err();
+        assert!(told.starts_with("suite x.toml:18: b does not have the length 1024"), "{told}");
         let told = Suite::parse("x.toml", &format!("{head}{rows}")).unwrap_err().to_string();
         assert!(told.starts_with("suite x.toml:4: by_len makes a line"), "{told}");
     }
@@ -381,6 +379,11 @@ mod tests {
         assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
         let zero = format!("width = 0\n{row}\"ls\"");
         assert!(error(&zero).starts_with("suite x.toml:4: [base]: width: "), "{}", error(&zero));
+        let after = "analysis = \"\"\"\nbase case of the table:\n\"\"\"\nbase = { width = 0 }\n";
+        let after =
+            Suite::parse("x.toml", &format!("{}{after}{row}\"ls\"", &HEAD[..HEAD.find("[base]").unwrap()]));
+        let after = after.unwrap_err().to_string();
+        assert!(after.starts_with("suite x.toml:7: [base]: width: "), "{after}");
         let column = format!("{row}\"ls\"\n[[columns]]\ntitle = \"t\"\nmetrics = []\nkey = \"a\"");
         assert!(error(&column).contains("column \"t\" has no metrics"), "{}", error(&column));
         let twice = error(&format!("{row}\"ls:w=16\"\nknobs = {{ w = 8 }}"));
