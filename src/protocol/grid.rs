@@ -135,7 +135,7 @@ fn shipped_rows(protocol: &str, model: &str, preset: &str) -> Vec<(Suite, SuiteR
     rows.filter(|(_, row)| label(&Models(vec![row.model.clone()])).as_ref() == Some(&wanted)).collect()
 }
 
-/// What [`shipped_rows`] have for `metric` under `key`.
+/// The number that shipped suites of `protocol` have for `model`: `what` is the metric and the task it is of.
 pub fn published_elsewhere(
     protocol: &str,
     model: &str,
@@ -146,7 +146,7 @@ pub fn published_elsewhere(
     rows.iter().find_map(|(suite, row)| beside((suite, suite.preset_of(row)), row, what, preset))
 }
 
-/// Every number that [`shipped_rows`] have.
+/// Every number that shipped suites of `protocol` have for `model`.
 pub fn numbers_elsewhere(protocol: &str, model: &str, preset: &str) -> Vec<TaskNumber> {
     shipped_rows(protocol, model, preset).iter().flat_map(|(_, row)| numbers(row)).collect()
 }
