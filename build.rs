@@ -18,8 +18,13 @@ const SOURCES: &[&str] = &[
     "Cargo.lock",
 ];
 
-/// What every measured time and every rounding comes from.
+/// What every measured time and every rounding comes from, but for [`is_test`].
 const KERNELS: &str = "crates/kernel/src";
+
+/// Whether `path` is of tests alone.
+fn is_test(path: &Path) -> bool {
+    ["tests", "tests.rs", "testing.rs"].iter().any(|name| path.ends_with(name))
+}
 
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let output =
@@ -37,8 +42,11 @@ impl Hash {
         }
     }
 
-    /// A file, or every file below a folder in the order of their names.
-    fn file(&mut self, path: &Path) {
+    /// A file, or every file below a folder in the order of their names, but for what is `left_out`.
+    fn file(&mut self, path: &Path, left_out: fn(&Path) -> bool) {
+        if left_out(path) {
+            return;
+        }
         self.feed(path.to_string_lossy().as_bytes());
         if let Ok(bytes) = std::fs::read(path) {
             return self.feed(&bytes);
@@ -46,7 +54,7 @@ impl Hash {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
         paths.sort();
-        paths.iter().for_each(|path| self.file(path));
+        paths.iter().for_each(|path| self.file(path, left_out));
     }
 }
 
@@ -79,7 +87,7 @@ fn list_golden_files() {
 
 fn build() -> u64 {
     let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-    SOURCES.iter().for_each(|path| hash.file(Path::new(path)));
+    SOURCES.iter().for_each(|path| hash.file(Path::new(path), |_| false));
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     hash.feed(said(&rustc, &["-vV"]).unwrap_or_default().as_bytes());
     let flags = ["CARGO_ENCODED_RUSTFLAGS", "CARGO_CFG_TARGET_FEATURE", "TARGET", "PROFILE", "OPT_LEVEL"];
@@ -99,7 +107,7 @@ fn main() {
     let build = format!("{:016x}", build());
     println!("cargo::rustc-env=EFFATTN_BUILD={build}");
     let mut kernels = Hash(0xcbf2_9ce4_8422_2325);
-    kernels.file(Path::new(KERNELS));
+    kernels.file(Path::new(KERNELS), is_test);
     println!("cargo::rustc-env=EFFATTN_KERNELS={:016x}", kernels.0);
     let git = |arguments: &[&str]| said("git", arguments);
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };

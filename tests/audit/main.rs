@@ -112,12 +112,19 @@ fn unsealed(manifest: &Value, rows: &str) -> bool {
     manifest["rows_sha256"].as_str().is_some_and(|written| written != digest)
 }
 
-/// Commits since `commit` that change the kernels of the CPU, where the committed tables were measured; none where the history does not
-/// have `commit`.
+/// Commits since `commit` that change the kernels of the CPU, where the committed tables were measured, and not only their tests; none
+/// where the history does not have `commit`.
 fn kernel_commits(commit: &str) -> Option<u32> {
     let range = format!("{commit}..HEAD");
-    const OF_GPUS: &str = ":(exclude,glob)crates/kernel/src/**/cuda/**";
-    let arguments = ["rev-list", "--count", &range, "--", "crates/kernel/src", "src/kernel", OF_GPUS];
+    const PATHS: [&str; 6] = [
+        "crates/kernel/src",
+        "src/kernel",
+        ":(exclude,glob)crates/kernel/src/**/cuda/**",
+        ":(exclude,glob)crates/kernel/src/**/tests/**",
+        ":(exclude,glob)crates/kernel/src/**/tests.rs",
+        ":(exclude)crates/kernel/src/testing.rs",
+    ];
+    let arguments = ["rev-list", "--count", &range, "--"].into_iter().chain(PATHS);
     let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }

@@ -233,17 +233,25 @@ mod tests {
     #[test]
     fn threads_that_wait_for_a_processor_are_seen() {
         let Some(before) = waited_by("self") else { return }; // a system that does not tell
-        let spin = || {
-            let start = Instant::now();
-            while start.elapsed() < Duration::from_millis(300) {
-                std::hint::spin_loop();
+        let start = Instant::now();
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        let waited = std::thread::scope(|scope| {
+            for _ in 0..2 * crate::device::threads::available() {
+                scope.spawn(|| {
+                    while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
             }
-        };
-        let threads: Vec<_> =
-            (0..2 * crate::device::threads::available()).map(|_| std::thread::spawn(spin)).collect();
-        std::thread::sleep(Duration::from_millis(250)); // the counters of threads go with them
-        let waited = waited_by("self").unwrap() - before;
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let mut waited = 0.0;
+            // another test's threads take their counters with them when they end
+            while waited <= 0.05 && start.elapsed().as_secs() < 20 {
+                std::thread::sleep(LOOK);
+                waited = waited_by("self").unwrap() - before;
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            waited
+        });
         assert!(waited > 0.05, "{waited}");
     }
 

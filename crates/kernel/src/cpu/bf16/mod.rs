@@ -27,7 +27,6 @@ mod tiles;
 use std::cell::RefCell;
 
 use super::exact::gemm_exact;
-use super::matmul_format::{MatmulFormat, matmul_format};
 use super::matrix::{Mat, MatMut, Threads};
 use super::panel;
 use crate::device::simd::{SimdLevel, level};
@@ -62,8 +61,11 @@ fn has_tiles() -> bool {
 /// Rows of a result that are computed together tile by tile, if products are in the format that is set.
 pub fn tile_rows() -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
-    if matmul_format() == MatmulFormat::Bf16 && has_tiles() {
-        return Some(2 * registers::ROWS);
+    {
+        use super::matmul_format::{MatmulFormat, matmul_format};
+        if matmul_format() == MatmulFormat::Bf16 && has_tiles() {
+            return Some(2 * registers::ROWS);
+        }
     }
     None
 }
