@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+use super::command::files_below;
 use super::export::Exports;
 use super::finish;
 use crate::protocol::check::{CheckError, FileVerdict, Golden, IdleKnob, builtin, check_bytes_in, own_case};
@@ -71,8 +72,9 @@ pub struct Args {
 impl Args {
     /// Tries what can be wrong, and sets the number of CPU threads, which it gives.
     pub(super) fn begin(&self) -> Result<usize> {
-        let programs: Vec<PathBuf> = self.program.iter().map(PathBuf::from).collect();
-        self.exports.check(&programs)?;
+        let mut read: Vec<PathBuf> = self.program.iter().map(PathBuf::from).collect();
+        self.golden.iter().for_each(|golden| files_below(golden, &mut read));
+        self.exports.check(&read)?;
         for models in [&self.model, &self.exclude].into_iter().flatten() {
             choose(models)?;
         }

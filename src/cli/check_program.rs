@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::check::{self, Args};
 use super::interrupt::stop_on_ctrl_c;
-use crate::program::description::Description;
 use crate::protocol::check::program::{ProgramCheck, ProgramSettings, is_asked};
 use crate::protocol::check::{CheckError, FileVerdict, Golden, own_case};
+use crate::protocol::measuring;
 use crate::term::{FAILED, Term};
 use effattn_kernel::device::machine;
 use effattn_record::report::table::Table;
@@ -23,7 +23,8 @@ struct Checked {
 pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let threads = args.begin()?;
     let goldens = goldens(args)?;
-    let descriptions = args.program.iter().map(|word| Description::find(word)).collect::<Result<Vec<_>>>()?;
+    let descriptions =
+        args.program.iter().map(|word| measuring::described(word)).collect::<Result<Vec<_>>>()?;
     let settings = ProgramSettings {
         threads,
         dtype: args.dtype,

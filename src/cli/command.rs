@@ -81,7 +81,7 @@ pub struct OutputArgs {
 struct Timed {
     /// Compare with other programs' measurements: JSON lines or CSV with model, len, mode (infer or train) and ms,
     /// or the rows.csv of another run; several files are separated by commas, and entries without a program
-    /// get the file name
+    /// get the file name; several lines of one cell count by their median
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
     reference: Vec<PathBuf>,
     /// Mechanism that the others are ranked against [default: full; transformer-xl if full is not measured]
@@ -221,7 +221,7 @@ fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
     if setting.value.is_empty() {
         return arg.action(ArgAction::SetTrue);
     }
-    let arg = arg.value_name(setting.value);
+    let arg = arg.value_name(setting.value).allow_negative_numbers(true); // its own words refuse one
     let names: Option<fn() -> Vec<&'static str>> = match setting.key {
         "task" => protocol.info().tasks.map(|tasks| tasks.names),
         "preset" => Some(protocol.info().presets),
@@ -275,6 +275,19 @@ pub fn started(folder: &Path) -> (String, u64) {
 const READ_OF_FOLDERS: [&str; 5] =
     ["tokenizer.json", "vocab.json", "merges.txt", "config.json", "model.safetensors"];
 
+/// Adds `path`, or the files below it where it is a folder.
+pub fn files_below(path: &Path, files: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(path) else { return files.push(path.to_owned()) };
+    for entry in entries.flatten() {
+        // a link to a folder may lead back here
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            files_below(&entry.path(), files);
+        } else {
+            files.push(entry.path());
+        }
+    }
+}
+
 impl CommandArgs {
     /// Files that the command reads, as far as it names them: no export may take their place.
     pub fn inputs(&self) -> Vec<PathBuf> {
@@ -292,6 +305,9 @@ impl CommandArgs {
         let parts = all.iter().flat_map(|path| READ_OF_FOLDERS.map(|name| path.join(name)));
         let parts: Vec<PathBuf> = parts.collect();
         all.extend(parts);
+        // a run whose weights are tested, and a text or a folder of texts under its own name
+        let folders = EVAL.of(&said).into_iter().chain(words(said.task.clone()));
+        folders.for_each(|folder| files_below(Path::new(&folder), &mut all));
         all
     }
 
@@ -318,6 +334,12 @@ impl CommandArgs {
         }
         let mechanisms = Mechanisms::from_arg_matches(matches)?;
         let given = SuiteArgs::from_arg_matches(matches)?;
+        let keys: Vec<&str> = given.set.iter().flat_map(Settings::set_keys).collect();
+        if let Some(key) =
+            keys.iter().enumerate().find_map(|(at, key)| keys[..at].contains(key).then_some(key))
+        {
+            anyhow::bail!("--set {key} is given twice; give one of them");
+        }
         let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
         let quick = protocol.info().quick.is_some() && matches.get_flag("quick");
         let Mechanisms { model, exclude } = mechanisms;

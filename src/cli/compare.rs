@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -249,12 +249,24 @@ fn measured(path: &Path) -> Result<json::Export> {
     })?;
     let place = || path.display().to_string();
     let export = if path.extension().is_some_and(|extension| extension == "json") {
-        json::from_str(&text).with_context(place)?
+        exported(&text).with_context(place)?
     } else {
         json::Export { manifest: Value::Null, rows: csv::from_str(&text).with_context(place)? }
     };
     numbers(&export.rows).with_context(place)?;
     Ok(export)
+}
+
+/// The rows and manifest in `text`, which is JSON.
+fn exported(text: &str) -> Result<json::Export> {
+    let export = "give what --export-json of a command wrote: a JSON object with manifest and rows";
+    let whole: Value =
+        serde_json::from_str(text).map_err(|error| anyhow!("it is not JSON ({error}); {export}"))?;
+    ensure!(
+        whole.get("manifest").is_some() && whole["rows"].is_array(),
+        "it is not an export of effattn; {export}"
+    );
+    Ok(json::from_str(text)?)
 }
 
 /// Makes sure that every cell of a file that is ok has a number, and every step a time: nothing says that we wrote the file. In
@@ -373,6 +385,20 @@ mod tests {
         std::fs::write(folder.path().join("n.csv"), csv::to_string(&[row, nan]).unwrap()).unwrap();
         let refused = said("DIR/a.csv DIR/n.csv", folder.path()).unwrap_err();
         assert!(refused.contains("n.csv: row 2 (ls) is ok, but its step_time is NaN"), "{refused}");
+    }
+
+    #[test]
+    fn json_of_others_is_no_export() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, says) in [
+            ("[]", "o.json: it is not an export of effattn; give what --export-json"),
+            ("{\"rows\": []}", "o.json: it is not an export of effattn"),
+            ("rows", "o.json: it is not JSON (expected value at line 1 column 1); give what --export-json"),
+        ] {
+            std::fs::write(folder.path().join("o.json"), text).unwrap();
+            let refused = said("DIR/a.csv DIR/o.json", folder.path()).unwrap_err();
+            assert!(refused.contains(says), "{refused}");
+        }
     }
 
     #[test]

@@ -54,6 +54,9 @@ pub fn finish(
     }
     let references = reference::read(&finished.folder)?;
     let given = !references.is_empty();
+    if let Some(words) = reference::unmatched(&finished.rows, &references) {
+        term.warn(&Warning::Other(words));
+    }
     let references = reference::with_programs(&finished.rows, &references);
     let beside = reference::tables(&finished.rows, &references);
     if beside.is_empty() && given {

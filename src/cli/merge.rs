@@ -10,6 +10,7 @@ use crate::protocol;
 use crate::run::merge::{Merged, merge};
 use crate::run::shard::{Shard, without_shard};
 use crate::term::{self, Term, Warning};
+use effattn_record::text::plural;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,11 +57,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 /// What is missing, and the commands that run it.
 fn tell_missing(merged: &Merged, term: &Term) {
     let missing = merged.cells - merged.done;
-    term.info(&match (missing, merged.failed) {
-        (missing, 0) => format!("{missing} cells are missing; run"),
-        (0, failed) => format!("{failed} cells failed; run again"),
-        (missing, failed) => format!("{missing} cells are missing and {failed} failed; run"),
-    });
+    term.info(&left(missing, merged.failed));
     let numbers: Vec<usize> = merged.missing.keys().flatten().map(|shard| shard.index).collect();
     if !numbers.is_empty() {
         term.info(&format!("shards that have cells left: {}", ranges(&numbers)));
@@ -73,6 +70,17 @@ fn tell_missing(merged: &Merged, term: &Term) {
     }
     if merged.missing.len() > LINES {
         term.info(&format!("  and {} more shards in the same way", merged.missing.len() - LINES));
+    }
+}
+
+/// In words, how many cells are missing and failed.
+fn left(missing: usize, failed: usize) -> String {
+    let cells = |count: usize| plural(count as u64, "cell");
+    let are = if missing == 1 { "is" } else { "are" };
+    match (missing, failed) {
+        (missing, 0) => format!("{} {are} missing; run", cells(missing)),
+        (0, failed) => format!("{} failed; run again", cells(failed)),
+        (missing, failed) => format!("{} {are} missing and {failed} failed; run", cells(missing)),
     }
 }
 
@@ -99,7 +107,14 @@ pub fn command(argv: &[String], shard: Option<Shard>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::ranges;
+    use super::{left, ranges};
+
+    #[test]
+    fn one_cell_is_missing_and_two_are() {
+        assert_eq!(left(1, 0), "1 cell is missing; run");
+        assert_eq!(left(2, 1), "2 cells are missing and 1 failed; run");
+        assert_eq!(left(0, 1), "1 cell failed; run again");
+    }
 
     #[test]
     fn numbers_are_what_sbatch_takes() {

@@ -10,7 +10,6 @@ use tempfile::NamedTempFile;
 use super::command::{CommandArgs, OutputArgs};
 use super::interrupt::stop_on_ctrl_c;
 use super::quick;
-use crate::program::description::Description;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{Grid, listed};
 use crate::protocol::{measuring, resolve};
@@ -347,7 +346,7 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
     }
     let suite = grid.suite.as_ref();
     let cells = protocol.cells(grid, ready.threads)?;
-    let programs = args.programs.iter().map(|word| Ok((word.clone(), Description::find(word)?)));
+    let programs = args.programs.iter().map(|word| Ok((word.clone(), measuring::described(word)?)));
     let programs = programs.collect::<Result<Vec<_>>>()?;
     if let Some(fit) = grid.settings.fit.filter(|_| !programs.is_empty()) {
         anyhow::bail!("--fit {fit} is looked for in effattn only; leave out --fit or --program");

@@ -81,8 +81,10 @@ pub struct Args {
 /// Refuses a report in the place of a file that it is made from.
 fn ensure_no_result(path: &Path, runs: &[StoredRun]) -> Result<()> {
     let Ok(place) = path.canonicalize() else { return Ok(()) };
-    let files = |run: &StoredRun| ["rows.csv", "manifest.json"].map(|name| run.folder.join(name));
-    if runs.iter().flat_map(files).any(|file| file.canonicalize().is_ok_and(|file| file == place)) {
+    const FILES: [&str; 6] =
+        ["rows.csv", "manifest.json", "journal.jsonl", "plan.json", "samples.jsonl", "cells"];
+    let files = |run: &StoredRun| FILES.map(|name| run.folder.join(name));
+    if runs.iter().flat_map(files).any(|file| file.canonicalize().is_ok_and(|file| place.starts_with(file))) {
         bail!("-o {} is a file of the results that the report is of; give another name", path.display());
     }
     Ok(())
@@ -339,7 +341,12 @@ fn missing(runs: &[StoredRun]) -> Result<Section> {
             continue;
         }
         let near = |row: &Row| {
-            row.protocol == suite.protocol && row.preset == suite.base.preset && row.published.is_some()
+            let of_own_suite =
+                row.suite.as_deref().is_some_and(|name| suites.iter().all(|known| known.name != name));
+            row.protocol == suite.protocol
+                && row.preset == suite.base.preset
+                && row.published.is_some()
+                && !of_own_suite
         };
         let why = if rows().any(near) { "partial; full table" } else { "not run; full table" };
         let why = format!("{why}: effattn {} --suite {name}", suite.protocol);

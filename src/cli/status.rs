@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
+use super::stored_runs::StoredRun;
+use super::words;
 use crate::protocol::training::worker::steps_made;
 use crate::run::claim::{Claim, server_time};
 use crate::run::folder::is_locked;
 use crate::run::manifest::State;
-use crate::run::merge::{ShardedRun, owners};
+use crate::run::merge::{MergeInput, ShardedRun, owners};
 use crate::run::plan::folder;
 use crate::run::shard::{Shard, shards};
 use crate::term::{self, Term, clock};
@@ -175,6 +177,40 @@ impl RunStatus {
         self.whole.cells().into_iter().filter(open).filter_map(steps).take(BEGUN).collect()
     }
 
+    /// Where neither plan nor journals say which cells there are: what its rows say. Nothing of other runs.
+    fn without_cells(&self) -> Option<String> {
+        let Self { whole, .. } = self;
+        let run = whole.sources.first().filter(|run| run.lost && whole.planned.is_none())?;
+        let rows = match StoredRun::read(&run.folder) {
+            Ok(stored) => plural(stored.map_or(0, |stored| stored.rows.len()) as u64, "row"),
+            Err(error) => words(&error),
+        };
+        let state = if run.manifest.state == State::Done { "done" } else { "unfinished" };
+        Some(format!(
+            "{}: {state}; {rows}; it has neither plan.json nor journal.jsonl, and its cells are not counted",
+            whole.folder.display()
+        ))
+    }
+
+    /// What of its journals is gone or cannot be read: it counts as missing.
+    fn damages(&self) -> Vec<String> {
+        let lost = |run: &MergeInput| {
+            let folder = run.folder.display();
+            let known = run.lost && self.whole.planned.is_some();
+            known.then(|| format!(
+                "{folder} has no journal.jsonl, and its cells count as missing; copy that of its run into it, or see its rows: \
+                 effattn report {folder}"
+            ))
+        };
+        self.whole.sources.iter().filter_map(|run| run.damage().or_else(|| lost(run))).collect()
+    }
+
+    /// What is printed of it.
+    fn text(&self, all: bool) -> String {
+        let table = || self.table(all).terminal(term::width());
+        self.without_cells().unwrap_or_else(table) + "\n"
+    }
+
     fn table(&self, all: bool) -> Table {
         let rate = self.rate();
         let CellCounts { done, failed, missing, .. } = self.total;
@@ -193,6 +229,7 @@ impl RunStatus {
             title: format!("{}: {done} of {cells} cells done{left}", self.whole.folder.display()),
             columns: ["shard", "state", "done", "failed", "missing", "left"].map(str::to_owned).to_vec(),
             numbers: 4,
+            notes: self.damages(),
             ..Table::default()
         };
         let shown = self.parts.iter().filter(|(_, part)| all || part.open() > 0 || part.running);
@@ -246,13 +283,47 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         let alone = wholes.len() == 1;
         let standings: Vec<RunStatus> = wholes.into_iter().map(RunStatus::of).collect();
         let open = standings.iter().filter(|one| !one.is_done()).count();
-        for one in standings.iter().filter(|one| args.all || alone || !one.is_done()) {
-            term::data(&(one.table(args.all).terminal(term::width()) + "\n"))?;
+        let told = |one: &&RunStatus| args.all || alone || !one.is_done() || !one.damages().is_empty();
+        for one in standings.iter().filter(told) {
+            term::data(&one.text(args.all))?;
         }
         if open == 0 && !alone && !args.all {
             term.info(&format!("{} runs, all done", standings.len()));
         }
         let Some(pause) = args.watch.filter(|_| open > 0) else { return Ok(0) };
         std::thread::sleep(Duration::try_from_secs_f64(pause.0).unwrap_or(Duration::from_secs(30)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::manifest::Manifest;
+    use crate::run::plan::Plan;
+    use crate::run::plan_file::PlanFile;
+    use effattn_record::{Row, csv};
+
+    /// What is said of a finished run in `folder`.
+    fn told(folder: &Path) -> String {
+        let whole = ShardedRun::below(folder).unwrap().swap_remove(0);
+        let said = RunStatus::of(whole).text(false); // folded where the terminal ends
+        said.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_run_of_rows_alone_has_no_cells_to_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let manifest = Manifest { state: State::Done, ..Manifest::new(&Plan::default(), "id") };
+        manifest.write(folder).unwrap();
+        std::fs::write(folder.join("rows.csv"), csv::to_string(&[Row::new("lra", "ls")]).unwrap()).unwrap();
+        let said = told(folder);
+        assert!(said.contains(": done; 1 row; it has neither plan.json nor journal.jsonl"), "{said}");
+        PlanFile::of(&Plan::default()).write(folder).unwrap();
+        let said = told(folder);
+        assert!(said.contains("has no journal.jsonl, and its cells count"), "{said}");
+        std::fs::write(folder.join("journal.jsonl"), "{\n").unwrap();
+        let said = told(folder);
+        assert!(said.contains("line 1 is cut off or damaged"), "{said}");
     }
 }

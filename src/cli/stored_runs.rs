@@ -12,6 +12,7 @@ use super::command_line::command_line;
 use super::words;
 use crate::protocol;
 use crate::run::manifest::{Manifest, State};
+use crate::run::merge::warn_of_rows_without_manifest;
 use crate::run::plan::sha256;
 use crate::run::plan_file::PLAN;
 use crate::run::shard::shards;
@@ -56,18 +57,14 @@ impl StoredRun {
         Ok(None)
     }
 
-    /// What brings back the rows of a finished run: one that is kept writes them itself, others would measure anew.
+    /// What brings back the rows of a finished run: its own command would compute anew, at least where the folder was moved.
     fn remedy(&self) -> String {
-        let command = command_line(self.manifest.argv.iter().cloned());
         if !self.folder.join("journal.jsonl").is_file() {
+            let command = command_line(self.manifest.argv.iter().cloned());
             return format!("its journal.jsonl is gone, too; run again: {command}");
         }
-        let command = if self.trained() {
-            command
-        } else {
-            let folder = self.folder.to_string_lossy();
-            command_line(["merge", &*folder, "-o", "restored"].map(str::to_owned).into_iter())
-        };
+        let folder = self.folder.to_string_lossy();
+        let command = command_line(["merge", &*folder, "-o", "restored"].map(str::to_owned).into_iter());
         format!("write its rows again from its journal: {command}")
     }
 
@@ -87,7 +84,7 @@ impl StoredRun {
     }
 
     /// Makes sure that every cell that is ok has a number: an earlier version wrote no digest of its rows.
-    fn finite(self) -> Result<Self> {
+    pub fn finite(self) -> Result<Self> {
         let wrong =
             |row: &Row| row.outcome == Outcome::Ok && row.value.is_some_and(|value| !value.is_finite());
         match self.rows.iter().position(wrong) {
@@ -253,20 +250,6 @@ impl StoredRun {
     /// Whether it was a first look: its rows enter no table and no figure of a paper.
     pub fn quick(&self) -> bool {
         self.manifest.argv.iter().any(|word| word == "--quick")
-    }
-}
-
-/// Says of a folder that has what a run writes that it is no run folder.
-fn warn_of_rows_without_manifest(folder: &Path) {
-    let has = |name: &str| folder.join(name).is_file();
-    if has("manifest.json") {
-        return;
-    }
-    if let Some(name) = ["rows.csv", "journal.jsonl"].into_iter().find(|name| has(name)) {
-        log::warn!(
-            "{} has {name} and no manifest.json, and is left out; copy the whole folder of its run",
-            folder.display()
-        );
     }
 }
 

@@ -61,6 +61,21 @@ impl Scheduler {
     }
 }
 
+/// Options of sbatch that submit writes, and what to do instead of giving them.
+const OWN_OPTIONS: [(&str, &str); 10] = [
+    ("array", "choose the number of tasks with --shards"),
+    ("time", "choose the time of a task with --time"),
+    ("mem", "choose the memory of a task with --memory"),
+    ("cpus-per-task", "choose the CPUs of a task with --cpus"),
+    ("gres", "choose the GPUs of a task with --gpus"),
+    ("job-name", EDIT),
+    ("output", EDIT),
+    ("open-mode", EDIT),
+    ("signal", EDIT),
+    ("requeue", EDIT),
+];
+const EDIT: &str = "leave it out, or change it in the files that are written";
+
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -68,13 +83,13 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "slurm")]
     scheduler: Scheduler,
     /// Number of tasks that the cells are distributed over
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = |text: &str| whole(text, 1, 100_000))]
     shards: u64,
     /// GPUs per task
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = |text: &str| whole(text, 0, 4096))]
     gpus: u64,
     /// CPUs per task [default: the command's --threads, or all CPUs of this machine]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = |text: &str| whole(text, 1, 4096))]
     cpus: Option<u64>,
     /// Time limit per task [default: 1.5 times the estimate for the longest shard, plus ten minutes]
     #[arg(long, value_name = "TIME")]
@@ -96,6 +111,12 @@ pub struct Args {
     command: Vec<String>,
 }
 
+/// A whole number from `least` to `most`.
+fn whole(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("expected a whole number from {least} to {most}, such as 1"))
+}
+
 fn option(text: &str) -> Result<(String, String), String> {
     let plain = |key: &str| {
         let mut letters = key.chars();
@@ -103,6 +124,9 @@ fn option(text: &str) -> Result<(String, String), String> {
             && letters.all(|letter| letter.is_ascii_alphanumeric() || "-_".contains(letter))
     };
     match text.split_once('=') {
+        Some((key, value)) if plain(key) && value.trim().is_empty() => {
+            Err(format!("{key} has no value; give it as in {key}=VALUE, or leave the option out"))
+        }
         Some((key, value)) if plain(key) && !text.contains('\n') => Ok((key.to_owned(), value.to_owned())),
         Some((key, _)) if plain(key.trim_start_matches('-')) => {
             Err(format!("the name of an option without dashes: {}", text.trim_start_matches('-')))
@@ -113,7 +137,14 @@ fn option(text: &str) -> Result<(String, String), String> {
 
 /// Makes sure that the scheduler's files have a place for every option.
 fn check_options(args: &Args) -> Result<()> {
-    let Some(known) = args.scheduler.options() else { return Ok(()) };
+    let Some(known) = args.scheduler.options() else {
+        for (key, _) in &args.option {
+            if let Some((_, instead)) = OWN_OPTIONS.iter().find(|(own, _)| own == key) {
+                bail!("--option {key}: submit writes {key} itself; {instead}");
+            }
+        }
+        return Ok(());
+    };
     match args.option.iter().find(|(key, _)| !known.contains(&key.as_str())) {
         Some((key, _)) => bail!("--option: {}", unknown("key", key, known)),
         None => Ok(()),
@@ -144,9 +175,10 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let cells = plan.cells.len() as u64;
     ensure!(
         args.shards <= cells,
-        "{} are no work for {}; choose --shards {cells} or fewer",
+        "{} cannot be distributed over {}; choose --shards {cells}{}",
         plural(cells, "cell"),
-        plural(args.shards, "task")
+        plural(args.shards, "task"),
+        if cells > 1 { " or fewer" } else { "" }
     );
     let job = Job::new(args, &asked, &plan, &planned)?;
     for (name, text) in job.files()? {
@@ -390,7 +422,42 @@ echo \"array job $array, merge job ${{merge%%;*}}\"
 
 #[cfg(test)]
 mod tests {
-    use super::asked;
+    use clap::Parser;
+
+    use super::{Args, asked, check_options};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// What is said of `flags`; nothing where they are taken.
+    fn refused(flags: &str) -> String {
+        let words = ["submit"].into_iter().chain(flags.split(' ')).chain(["speed"]);
+        match Cli::try_parse_from(words) {
+            Ok(cli) => check_options(&cli.args).err().map_or_else(String::new, |error| error.to_string()),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn numbers_and_options_that_cannot_be_are_told_in_plain_words() {
+        for shards in ["-1", "0", "x", "100001"] {
+            let told = refused(&format!("--shards {shards}"));
+            assert!(told.contains("expected a whole number from 1 to 100000, such as 1"), "{told}");
+        }
+        let told = refused("--option array=1-99");
+        assert_eq!(
+            told,
+            "--option array: submit writes array itself; choose the number of tasks with --shards"
+        );
+        assert!(refused("--option output=x").contains("change it in the files"));
+        assert!(
+            refused("--option partition=").contains("partition has no value; give it as in partition=VALUE")
+        );
+        assert_eq!(refused("--option partition=gpu --shards 2 --gpus 1"), "");
+    }
 
     #[test]
     fn flags_that_every_task_would_share_are_refused() {

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use effattn_record::config::suite::toml_problem;
 use effattn_record::config::units::Seconds;
 use effattn_record::config::unknown;
 use effattn_record::file;
@@ -38,6 +39,9 @@ const FILES: &[(&str, &str)] = &[
     ("jax_program.py", include_str!("../../programs/jax_program.py")),
     ("onnx_program.py", include_str!("../../programs/onnx_program.py")),
 ];
+
+/// What is filled in where a command has it.
+const PLACEHOLDERS: [&str; 3] = ["{python}", "{effattn}", "{folder}"];
 
 /// Time that a request may take where a description does not say it.
 const TIMEOUT: f64 = 120.0;
@@ -84,7 +88,7 @@ impl Description {
     /// The program called `word`: a shipped one, a TOML file, or a Python file (which needs no TOML).
     pub fn find(word: &str) -> Result<Self> {
         if let Some((name, text)) = SHIPPED.iter().find(|(name, _)| *name == word) {
-            return Self::parse(name, text, shipped_folder()?);
+            return Self::parse(name, name, text, shipped_folder()?);
         }
         let path = Path::new(word);
         let extension = path.extension().and_then(|extension| extension.to_str());
@@ -102,7 +106,7 @@ impl Description {
             let described = Self::of(&name, Text { command, ..Text::python(word) }, folder)?;
             return Ok(Self { text: Some(text), ..described });
         }
-        Ok(Self { text: Some(text.clone()), ..Self::parse(&name, &text, folder).with_context(place)? })
+        Ok(Self { text: Some(text.clone()), ..Self::parse(&name, word, &text, folder)? })
     }
 
     /// Every shipped program.
@@ -110,8 +114,20 @@ impl Description {
         SHIPPED.iter().map(|(name, _)| Self::find(name)).collect()
     }
 
-    fn parse(name: &str, text: &str, folder: PathBuf) -> Result<Self> {
-        Self::of(name, toml::from_str(text)?, folder)
+    /// Reads the text of `file`, as it is called on the command line.
+    fn parse(name: &str, file: &str, text: &str, folder: PathBuf) -> Result<Self> {
+        let read: Text = toml::from_str(text).map_err(|error| {
+            let (line, problem) = toml_problem(text, &error);
+            anyhow!("--program {file}:{line}: {problem}")
+        })?;
+        if let Some(holder) = read.command.iter().find_map(|word| unknown_placeholder(word)) {
+            let problem = unknown("placeholder", holder, PLACEHOLDERS);
+            let line = line_with(text, holder);
+            bail!(
+                "--program {file}:{line}: command: {problem}; braces with a blank inside them are passed on"
+            );
+        }
+        Self::of(name, read, folder).with_context(|| format!("--program {file}"))
     }
 
     fn of(name: &str, text: Text, folder: PathBuf) -> Result<Self> {
@@ -174,6 +190,14 @@ impl Description {
         format!("program {} cannot run: {reason}{install}", self.name)
     }
 
+    /// The line of a mechanism that is none of `known`, and what is wrong with it.
+    pub fn unknown_mechanism(&self, known: &[&str]) -> Option<(usize, String)> {
+        let other = self.mechanisms.keys().find(|name| !known.contains(&name.as_str()))?;
+        let problem = unknown("mechanism", other, known.iter().copied());
+        let line = line_with(self.text.as_deref().unwrap_or_default(), other);
+        Some((line, format!("[mechanisms] has our name = its name; {problem}")))
+    }
+
     /// What it calls our `mechanism`.
     pub fn theirs<'a>(&'a self, mechanism: &'a str) -> &'a str {
         self.mechanisms.get(mechanism).map_or(mechanism, String::as_str)
@@ -184,6 +208,22 @@ impl Description {
         let renamed = self.mechanisms.iter().find(|(_, theirs)| *theirs == mechanism);
         renamed.map_or(mechanism, |(ours, _)| ours)
     }
+}
+
+/// The first line of `text` with `word`; TOML does not say where a value in a list stands.
+fn line_with(text: &str, word: &str) -> usize {
+    1 + text.lines().position(|line| line.contains(word)).unwrap_or(0)
+}
+
+/// What in `word` looks like a placeholder and is none: `{name}`. `${name}` is a shell's.
+fn unknown_placeholder(word: &str) -> Option<&str> {
+    let plain =
+        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+    word.match_indices('{').filter(|(at, _)| !word[..*at].ends_with(['$', '{'])).find_map(|(at, _)| {
+        let end = at + word[at..].find('}')?;
+        let holder = &word[at..=end];
+        (plain(&word[at + 1..end]) && !PLACEHOLDERS.contains(&holder)).then_some(holder)
+    })
 }
 
 impl Text {
@@ -296,6 +336,42 @@ mod tests {
         std::fs::write(&path, "about = ''\ncommand = []\n").unwrap();
         assert!(error(path.to_str().unwrap()).contains("its command is empty"));
         std::fs::write(&path, "about = ''\ncommand = ['x']\nspeed = 3\n").unwrap();
-        assert!(error(path.to_str().unwrap()).contains("unknown field `speed`"));
+        let file = path.to_str().unwrap();
+        let unknown = format!("--program {file}:3: unknown key \"speed\"; allowed: about");
+        assert!(error(file).starts_with(&unknown), "{}", error(file));
+        for (text, says) in [
+            ("command = ['x']\n", ":1: the key `about` is missing"),
+            ("about = ''\ncommand = 'x'\n", ":2: invalid type: string \"x\", expected a list"),
+            (
+                "about = ''\ncommand = [\n'x',\n'{foldr}/a']\n",
+                ":4: command: unknown placeholder \"{foldr}\" (did you mean {folder}?); known: {python}",
+            ),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let told = error(file);
+            assert!(told.starts_with(&format!("--program {file}{says}")) && !told.contains('\n'), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_mechanism_that_is_renamed_is_one_of_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        std::fs::write(&path, "about = ''\ncommand = ['x']\n[mechanisms]\nlinaer = 'l'\n").unwrap();
+        let one = Description::find(path.to_str().unwrap()).unwrap();
+        let (line, problem) = one.unknown_mechanism(&["full", "linear"]).unwrap();
+        let says =
+            "[mechanisms] has our name = its name; unknown mechanism \"linaer\" (did you mean linear?)";
+        assert!(line == 4 && problem.starts_with(says), "{line}: {problem}");
+        assert_eq!(one.unknown_mechanism(&["linaer"]), None);
+    }
+
+    #[test]
+    fn braces_of_others_are_passed_on() {
+        for word in ["{python}", "a{folder}/b", "${HOME}", "{ print }", "{\"a\": 1}", "{}", "{{x}}", "{", "}"]
+        {
+            assert_eq!(unknown_placeholder(word), None, "{word}");
+        }
+        assert_eq!(unknown_placeholder("{folder}/{foo}"), Some("{foo}"));
     }
 }

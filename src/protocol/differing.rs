@@ -14,6 +14,8 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("similarity", "a measurement of the same weights"),
     ("insertions", "every number has rows of its own"),
     ("evaluation", "the metric's name says it"),
+    ("weights", "what is tested; the manifest has its checksum"),
+    ("weights_sha256", "what is tested"),
     ("from", "where an encoder lies"),
     ("folder", "where an encoder lies"),
     ("encoder", "the protocol's own words say what is started from"),

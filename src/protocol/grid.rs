@@ -4,7 +4,7 @@
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
 use super::own_data::own_task;
-use crate::run::plan::{Cell, Plan, TaskNumber};
+use crate::run::plan::{Cell, Plan, PublishedMatch, TaskNumber};
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_record::config::lists::{Models, Words};
 use effattn_record::config::settings::Settings;
@@ -30,9 +30,9 @@ pub struct GridFlags {
 }
 
 impl GridFlags {
-    /// Everything that was said, `--set` over flags.
+    /// Everything that was said, flags over `--set`.
     pub fn user_settings(&self) -> Settings {
-        self.set.clone().over(self.settings.clone())
+        self.settings.clone().over(self.set.clone())
     }
 }
 
@@ -100,15 +100,6 @@ impl GridEntry {
     }
 }
 
-/// A published number, and what speaks against comparing it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PublishedMatch {
-    /// The number.
-    pub published: Published,
-    /// In words, as far as the suite says it.
-    pub foreign: Vec<String>,
-}
-
 /// The number of `row` for `metric` under `key` beside a run with `preset`; `own` is the preset of the row.
 fn beside(
     (suite, own): (&Suite, Option<&str>),
@@ -129,7 +120,7 @@ fn shipped_rows(protocol: &str, model: &str, preset: &str) -> Vec<(Suite, SuiteR
     let Some(wanted) = model.parse().ok().and_then(|models| label(&models)) else { return Vec::new() };
     let suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Suite::load(name).ok());
     let rows = suites.filter(|suite| suite.protocol == protocol).flat_map(|suite| {
-        let rows = suite.rows.iter().filter(|row| suite.is_of(row, preset)).cloned();
+        let rows = suite.rows.iter().filter(|row| suite.is_of(suite.preset_of(row), preset)).cloned();
         rows.map(|row| (suite.clone(), row)).collect::<Vec<_>>()
     });
     rows.filter(|(_, row)| label(&Models(vec![row.model.clone()])).as_ref() == Some(&wanted)).collect()
@@ -148,17 +139,18 @@ pub fn published_elsewhere(
 
 /// Every number that shipped suites of `protocol` have for `model`.
 pub fn numbers_elsewhere(protocol: &str, model: &str, preset: &str) -> Vec<TaskNumber> {
-    shipped_rows(protocol, model, preset).iter().flat_map(|(_, row)| numbers(row)).collect()
+    let rows = shipped_rows(protocol, model, preset);
+    rows.iter().flat_map(|(suite, row)| numbers((suite, suite.preset_of(row)), row, preset)).collect()
 }
 
-fn numbers(row: &SuiteRow) -> Vec<TaskNumber> {
-    let number = |metric: &str, task: &str, number: Option<Published>| {
-        Some(TaskNumber { metric: metric.to_owned(), task: task.to_owned(), number: number? })
+/// Every number of `row`, each as [`beside`] has it.
+fn numbers(of: (&Suite, Option<&str>), row: &SuiteRow, preset: &str) -> Vec<TaskNumber> {
+    let number = |metric: &str, task: &str| {
+        let number = beside(of, row, (metric, task), preset)?;
+        Some(TaskNumber { metric: metric.to_owned(), task: task.to_owned(), number })
     };
-    let numbers = row.published.iter().flat_map(|table| {
-        table.values.keys().filter_map(move |task| number(&table.metric, task, table.at(task, 0)))
-    });
-    numbers.collect()
+    let tables = row.published.iter();
+    tables.flat_map(|table| table.values.keys().filter_map(|task| number(&table.metric, task))).collect()
 }
 
 /// Everything to be measured.
@@ -174,11 +166,9 @@ pub struct Grid {
 impl Grid {
     /// Every number that the suite has in the line of `pick`, where it is one of `preset`.
     pub fn numbers(&self, pick: &GridEntry, preset: &str) -> Vec<TaskNumber> {
-        let of = self.suite.as_ref().zip(pick.row.as_ref());
-        let known = of.filter(|(suite, _)| {
-            [pick.own_preset(), suite.numbers_of.as_deref()].into_iter().flatten().any(|own| own == preset)
-        });
-        known.map_or_else(Vec::new, |(_, row)| numbers(row))
+        let own = pick.own_preset();
+        let of = self.suite.as_ref().zip(pick.row.as_ref()).filter(|(suite, _)| suite.is_of(own, preset));
+        of.map_or_else(Vec::new, |(suite, row)| numbers((suite, own), row, preset))
     }
 
     /// What the suite has for `metric` under `key` in the line of `pick`, run with `preset`.

@@ -139,6 +139,15 @@ fn check_settings(
     };
     check(&flags.settings, "", &|key| format!("--{}", key.replace('_', "-")))?;
     check(&flags.set, "--set: ", &str::to_owned)?;
+    check(&flags.user_settings(), "", &str::to_owned)?;
+    // of a suite's lists, flags choose among what --set has put there
+    const LISTS: [&str; 6] = ["task", "len", "batch", "seeds", "mode", "preset"];
+    let typed = flags.settings.set_keys();
+    let twice = |key: &&str| typed.contains(key) && !(suite.is_some() && LISTS.contains(key));
+    if let Some(key) = flags.set.set_keys().into_iter().find(twice) {
+        let flag = key.replace('_', "-");
+        return Err(PlanError(format!("--{flag} and --set {key} say the same setting; give one of them")));
+    }
     if let Some(suite) = suite {
         let rows = suite.rows.iter().map(|row| (&row.set, format!("suite {}:{}: ", suite.file, row.line)));
         let base = (&suite.base, format!("suite {}:{}: [base]: ", suite.file, suite.base_line));

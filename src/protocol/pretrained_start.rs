@@ -105,7 +105,8 @@ pub fn other_encoder(encoder: &Pretrained, choice: &MechanismChoice) -> Option<S
             return false;
         }
         match kept.as_ref().filter(|(kept, _)| *kept == name && leaves_open(trained, name)) {
-            Some((_, kept)) => !leaves_open(own, name) && value != kept,
+            // one number and a list of one are the same setting
+            Some((_, kept)) => !leaves_open(own, name) && value.to_string() != kept.to_string(),
             None => trained.knobs.iter().any(|(known, there)| known == name && there != value),
         }
     };
@@ -211,4 +212,51 @@ pub fn sizes(
             attention_dropout: said.attention_dropout.or_else(|| rate(|of| of.attention_dropout)),
         },
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::definition::DataDirs;
+    use crate::protocol::grid::GridFlags;
+    use crate::protocol::mlm::Mlm;
+    use crate::protocol::{Protocol, resolve};
+    use crate::run::plan::Plan;
+    use effattn_record::config::lists::Lengths;
+    use effattn_record::config::settings::Settings;
+
+    #[test]
+    fn further_training_says_what_it_starts_from_and_what_is_drawn_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, _) = crate::train::pretrained::tests::small(folder.path());
+        crate::train::pretrained::tests::encoder(folder.path(), &model, "bigbird:block=2");
+        let differs = |len: u64| {
+            let said = Settings {
+                from: Some(Words(vec![folder.path().display().to_string()])),
+                task: Some(Words(vec!["sample".to_owned()])),
+                len: Some(Lengths(vec![len])),
+                ..Settings::NONE
+            };
+            let flags = GridFlags {
+                settings: said,
+                model: Some("bigbird:block=2".parse().unwrap()),
+                ..GridFlags::default()
+            };
+            let cells = Protocol::cells(&Mlm, &resolve(&flags, &Mlm).unwrap(), 1).unwrap();
+            let mut plan = Plan { cells, ..Plan::default() };
+            Protocol::prepare(
+                &Mlm,
+                &mut plan,
+                &DataDirs { data: folder.path().to_owned(), results: folder.path() },
+            )
+            .unwrap();
+            plan.cells[0].row.differs.clone().unwrap()
+        };
+        let (own, longer) = (differs(16), differs(40));
+        assert!(own.contains("; goes on from bigbird:block=2") && !own.contains("anew"), "{own}");
+        assert!(longer.ends_with("; rand_blocks drawn anew"), "{longer}");
+        for nonsense in ["eps", "vocab", "positions"] {
+            assert!(!longer.contains(nonsense), "the encoder's, and said: {longer}");
+        }
+    }
 }

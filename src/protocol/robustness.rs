@@ -175,18 +175,14 @@ impl TrainingProtocol for Robustness {
     /// A training run of `lra`, and what is done to its test texts.
     fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<RobustnessRequest>, PlanError> {
         let [perturbation, usual] = perturbations(&place.grid.settings)?;
-        let PlannedRun { metric, unit, request, usual: by_recipe, model, differs, work } =
+        let PlannedRun { metric, unit, request, usual: by_recipe, model, mut differs, work } =
             Lra.run(place, seed)?;
-        let differs = differs.map(|mut differs| {
-            if perturbation.characters != usual.characters {
-                let (here, there) = (perturbation.characters.len(), usual.characters.len());
-                differs
-                    .settings
-                    .push(format!("{here} characters inserted and deleted (the {there} of punctuation)"));
-            }
-            differs.note("seeds of insertions", perturbation.seeds, usual.seeds);
-            differs
-        });
+        if perturbation.characters != usual.characters {
+            let (here, there) = (perturbation.characters.len(), usual.characters.len());
+            let words = format!("{here} characters inserted and deleted (the {there} of punctuation)");
+            differs.settings.push(words);
+        }
+        differs.note("seeds of insertions", perturbation.seeds, usual.seeds);
         let request = RobustnessRequest { train: request, perturbation };
         let usual = RobustnessRequest { train: by_recipe, perturbation: usual };
         Ok(PlannedRun { metric, unit, request, usual, model, differs, work })

@@ -198,8 +198,11 @@ impl Scattered {
             session.term.warn(worst);
         }
         if self.cells > 1 {
-            let more = self.cells - 1;
-            session.term.warn(&Warning::Other(format!("{more} more cells have 10 % outliers or more")));
+            let more = match self.cells - 1 {
+                1 => "1 more cell has".to_owned(),
+                more => format!("{more} more cells have"),
+            };
+            session.term.warn(&Warning::Other(format!("{more} 10 % outliers or more")));
         }
     }
 }

@@ -12,7 +12,16 @@ use super::shard::{PlanPart, Shard};
 use super::{BUILD, RunError};
 use effattn_record::{Published, Row};
 
-/// A published number of one row of a suite.
+/// A published number, and what speaks against comparing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PublishedMatch {
+    /// The number.
+    pub published: Published,
+    /// In words, as far as the suite says it.
+    pub foreign: Vec<String>,
+}
+
+/// A published number for a task of one row of a suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskNumber {
     /// What it is about.
@@ -20,7 +29,7 @@ pub struct TaskNumber {
     /// The task that it belongs to.
     pub task: String,
     /// The number.
-    pub number: Published,
+    pub number: PublishedMatch,
 }
 
 /// One thing to measure.
@@ -46,7 +55,7 @@ pub struct Cell {
     pub timeout: Option<f64>,
     /// Names in [`Plan::data`] of what it reads, set when the data are; empty: all of them.
     pub reads: Vec<String>,
-    /// What its suite has beside rows of other tasks that it gives.
+    /// What its suite, or a shipped one, has beside rows of other tasks that it gives.
     pub published: Vec<TaskNumber>,
     /// The same for cells that differ in their length only; empty where running out of memory says nothing about others.
     pub series: String,
@@ -86,10 +95,10 @@ impl Cell {
         Self { key, words: words.to_owned(), row, request, ..Self::default() }
     }
 
-    /// What its suite has for `metric` of `task`.
-    pub fn published(&self, metric: &str, task: &str) -> Option<Published> {
+    /// The number for `metric` of `task` among [`Self::published`].
+    pub fn published(&self, metric: &str, task: &str) -> Option<&PublishedMatch> {
         let known = self.published.iter().find(|known| known.metric == metric && known.task == task);
-        known.map(|known| known.number)
+        known.map(|known| &known.number)
     }
 
     /// The same cell, predicted to take `seconds` with so many threads.
@@ -456,7 +465,7 @@ mod tests {
         let number = TaskNumber {
             metric: "accuracy".into(),
             task: "text-deletion".into(),
-            number: Published::Value(1.0),
+            number: PublishedMatch { published: Published::Value(1.0), foreign: Vec::new() },
         };
         for (why, other) in [
             ("the key begins with them", Cell { words: text(words), ..cell() }),

@@ -10,7 +10,7 @@ use super::journal::{self, Entry, Journal};
 use super::manifest::{Manifest, State};
 use super::plan::{Cell, Plan};
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
-use effattn_record::departures::{is_about_sizes, leaves_share};
+use effattn_record::departures::{self, is_about_sizes, leaves_share};
 use effattn_record::{Outcome, Row};
 
 /// The other runs beside `folder`, the newest first.
@@ -110,16 +110,21 @@ fn restate(entry: &mut Entry, cell: &Cell, said: &HashSet<String>) {
     if let Some(row) = first.filter(|row| (&row.metric, &row.task) == (&plan.metric, &plan.task)) {
         row.published = plan.published;
     }
-    for row in entry.rows.iter_mut().filter(|row| row.task != plan.task) {
-        row.published = row.task.as_ref().and_then(|task| cell.published(&row.metric, task));
-    }
     let words = |row: &Row| -> Vec<String> {
         let all = row.differs.as_deref().unwrap_or_default().split("; ");
         all.filter(|word| !word.is_empty()).map(str::to_owned).collect()
     };
-    let now = words(plan);
     for row in &mut entry.rows {
-        let then = words(row);
+        let mut plan = plan.clone();
+        if row.task != plan.task {
+            let beside = row.task.as_ref().and_then(|task| cell.published(&row.metric, task));
+            row.published = beside.map(|beside| beside.published);
+            beside
+                .iter()
+                .flat_map(|beside| &beside.foreign)
+                .for_each(|word| departures::add(&mut plan, word));
+        }
+        let (now, then) = (words(&plan), words(row));
         let of_suite = |word: &String| said.contains(word) || is_about_sizes(word);
         let rest: Vec<String> =
             then.iter().filter(|word| !now.contains(word) && !of_suite(word)).cloned().collect();
@@ -228,7 +233,7 @@ pub(super) fn entry_matches_cell(entry: &Entry, cell: &Cell) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::plan::TaskNumber;
+    use crate::run::plan::{PublishedMatch, TaskNumber};
     use effattn_record::Published;
 
     #[test]
@@ -249,11 +254,16 @@ mod tests {
             let mut entry = Entry { rows: vec![first, time, changed, dropped], ..Entry::new("a") };
             let said = ["no variant computes it".to_owned()].into();
             let metric = "accuracy".to_owned();
-            let also =
-                TaskNumber { metric, task: "listops-changed".to_owned(), number: Published::Value(7.0) };
+            let seven =
+                PublishedMatch { published: Published::Value(7.0), foreign: vec!["another head".into()] };
+            let also = TaskNumber { metric, task: "listops-changed".to_owned(), number: seven };
             restate(&mut entry, &Cell { row: now, published: vec![also], ..Cell::default() }, &said);
             let [row, time, changed, dropped] = &entry.rows[..] else { panic!("four rows") };
             assert_eq!((changed.published, dropped.published), (number(7.0), None));
+            let against =
+                |row: &Row| row.differs.as_deref().is_some_and(|words| words.contains("another head"));
+            assert!(against(changed) && !against(dropped) && !against(row), "what speaks against its number");
+            assert_eq!(changed.fraction, None);
             assert_eq!((time.published, &time.differs), (None, &row.differs));
             (row.published, row.differs.clone().unwrap_or_default(), row.fraction)
         };

@@ -175,16 +175,14 @@ fn write(
     tensors: Vec<(String, Stored)>,
     metadata: HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
-    let io = |source| CheckpointError::Io { path: path.into(), source };
-    let file = file::beside(path).map_err(io)?;
-    safetensors::serialize_to_file(tensors, Some(metadata), file.path()).map_err(|error| match error {
-        safetensors::SafeTensorError::IoError(source) => io(source),
-        other => io(std::io::Error::other(other)),
-    })?;
-    let written = std::fs::File::options().read(true).write(true).open(file.path());
-    written.and_then(|mut file| sort_metadata(&mut file).and_then(|()| file.sync_all())).map_err(io)?;
-    file.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
+    let fill = |written: &Path| {
+        safetensors::serialize_to_file(tensors, Some(metadata), written).map_err(|error| match error {
+            safetensors::SafeTensorError::IoError(source) => source,
+            other => std::io::Error::other(other),
+        })?;
+        sort_metadata(&mut std::fs::File::options().read(true).write(true).open(written)?)
+    };
+    file::write_by(path, fill).map_err(|source| CheckpointError::Io { path: path.into(), source })
 }
 
 /// Sorts the entries that stand in front of the tensors, which a hash map gave in any order: equal checkpoints are equal files.

@@ -158,16 +158,21 @@ pub fn complete(rows: &mut [Row], data: &BTreeMap<String, String>) {
     };
     let found: Vec<Vec<String>> = rows.iter().map(all).collect();
     for (row, found) in rows.iter_mut().zip(found) {
-        let said = row.differs.take().unwrap_or_default();
-        let mut words: Vec<&str> = said.split("; ").filter(|word| !word.is_empty()).collect();
-        for word in &found {
-            if !words.contains(&word.as_str()) {
-                words.push(word);
-                row.fraction = row.fraction.filter(|_| leaves_share(word));
-            }
-        }
-        row.differs = (!words.is_empty()).then(|| words.join("; "));
+        found.iter().for_each(|word| add(row, word));
     }
+}
+
+/// Adds to `differs` of `row` what of `words`, separated by semicolons, is not said there. What does not leave the share takes it away.
+pub fn add(row: &mut Row, words: &str) {
+    let said = row.differs.take().unwrap_or_default();
+    let mut all: Vec<&str> = said.split("; ").filter(|word| !word.is_empty()).collect();
+    for word in words.split("; ").filter(|word| !word.is_empty()) {
+        if !all.contains(&word) {
+            all.push(word);
+            row.fraction = row.fraction.filter(|_| leaves_share(word));
+        }
+    }
+    row.differs = (!all.is_empty()).then(|| all.join("; "));
 }
 
 #[cfg(test)]

@@ -33,6 +33,19 @@ pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     part(PREFIX).tempfile_in(folder_of(path))
 }
 
+/// Replaces `path` by the file that `fill` makes under the name that it is given, whatever mode and names of its own it uses
+/// meanwhile: [`sweep`] knows the folder that it works in. Synced, renamed.
+pub fn write_by<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let usual = beside(path)?.as_file().metadata()?.permissions();
+    let mut builder = tempfile::Builder::new();
+    let folder = builder.prefix(PREFIX).suffix(SUFFIX).tempdir_in(folder_of(path))?;
+    let written = folder.path().join("written");
+    fill(&written)?;
+    std::fs::set_permissions(&written, usual)?;
+    OpenOptions::new().write(true).open(&written)?.sync_all()?;
+    Ok(std::fs::rename(&written, path)?)
+}
+
 fn part(prefix: &str) -> tempfile::Builder<'_, '_> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(prefix).suffix(SUFFIX);
@@ -197,17 +210,21 @@ pub fn sweep(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let Ok(kind) = entry.file_type() else { continue };
-        if kind.is_dir() {
+        let is_part = is_part(&entry.file_name().to_string_lossy());
+        if kind.is_dir() && !is_part {
             sweep(&entry.path());
-        } else if kind.is_file() && is_part(&entry.file_name().to_string_lossy()) {
+        } else if kind.is_dir() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        } else if kind.is_file() && is_part {
             let _ = std::fs::remove_file(entry.path());
         }
     }
 }
 
 fn is_part(name: &str) -> bool {
-    // the second form is that of earlier versions
-    name.starts_with(PREFIX) && name.ends_with(SUFFIX) || name.starts_with(".checkpoint-")
+    // the other forms are those of earlier versions
+    let is_of_library = name.len() == ".tmp".len() + 6 && name.starts_with(".tmp");
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX) || name.starts_with(".checkpoint-") || is_of_library
 }
 
 /// Whether files can be made in `folder` (which is created if missing): tries it. What killed processes left there is
@@ -265,9 +282,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cell = folder.path().join("cells/a");
         std::fs::create_dir_all(&cell).unwrap();
-        for name in [".effattn-x.part", ".checkpoint-y", "last.safetensors", ".effattn-notes"] {
+        for name in [".effattn-x.part", ".checkpoint-y", ".tmpAb3dEf", "last.safetensors", ".effattn-notes"] {
             std::fs::write(cell.join(name), b"x").unwrap();
         }
+        std::fs::create_dir(cell.join(".effattn-w.part")).unwrap();
+        std::fs::write(cell.join(".effattn-w.part/.tmpGh1jKl"), b"x").unwrap();
         ensure_writable(&cell).unwrap();
         assert!(cell.join(".effattn-x.part").exists(), "another process may be writing it");
         let (_, probe) = part(PROBE).tempfile_in(&cell).unwrap().keep().unwrap();
@@ -291,6 +310,25 @@ mod tests {
         assert_eq!(plain_name(".."), "_");
         assert_eq!(plain_name("a\0b\\c:d"), "a_b_c_d");
         assert_eq!(plain_name("cos-table5"), "cos-table5");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_a_library_makes_has_the_mode_of_any_other() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mode = |name: &str| std::fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+        std::fs::write(at("any"), b"1").unwrap();
+        let private = |path: &Path| {
+            std::fs::write(path, b"2")?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        };
+        write_by(&at("made"), private).unwrap();
+        assert_eq!((mode("made"), std::fs::read(at("made")).unwrap()), (mode("any"), b"2".to_vec()));
+        write_by(&at("made"), |_| Err(io::Error::other("full"))).unwrap_err();
+        assert_eq!(std::fs::read(at("made")).unwrap(), b"2");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing stays beside it");
     }
 
     #[cfg(unix)]

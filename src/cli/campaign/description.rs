@@ -115,7 +115,7 @@ impl Campaign {
             "campaign {file} has no [[part]]; give at least one, with name and command"
         );
         let minutes = if quick { quick_minutes.unwrap_or(minutes) } else { minutes };
-        ensure!(is_time(minutes), "campaign {file}: minutes = {minutes} is not a number above 0");
+        checked_time(minutes).with_context(|| format!("campaign {file}"))?;
         let mut names = BTreeSet::new();
         for part in &mut parts {
             if let Some(words) = part.quick.take().filter(|_| quick) {
@@ -142,9 +142,20 @@ impl Campaign {
     }
 }
 
-/// Whether `minutes` is a time that something may take.
-pub fn is_time(minutes: f64) -> bool {
-    minutes.is_finite() && minutes > 0.0 && minutes <= 1e6
+/// Most minutes that something may take.
+const LONGEST: f64 = 1e6;
+
+/// Why `minutes` is not a time that something may take.
+pub fn wrong_time(minutes: f64) -> Option<String> {
+    match minutes {
+        minutes if minutes > LONGEST => Some(format!("more than {LONGEST}, the most minutes that are taken")),
+        minutes if minutes > 0.0 => None,
+        _ => Some("not a number above 0, such as 10".to_owned()),
+    }
+}
+
+fn checked_time(minutes: f64) -> Result<()> {
+    wrong_time(minutes).map_or(Ok(()), |why| bail!("minutes = {minutes} is {why}"))
 }
 
 impl Part {
@@ -160,7 +171,7 @@ impl Part {
             !self.name.is_empty() && self.name.chars().all(plain),
             "its name is that of a folder; use letters, digits, - and _"
         );
-        ensure!(is_time(self.minutes), "minutes = {} is not a number above 0", self.minutes);
+        checked_time(self.minutes)?;
         let own = |word: &&String| {
             word.starts_with("-o") || OWN_FLAGS.contains(&word.split('=').next().unwrap_or_default())
         };
@@ -236,6 +247,10 @@ mod tests {
             (
                 part("['check']").replace("minutes = 1\n[[", "minutes = 0\n[["),
                 "minutes = 0 is not a number above 0",
+            ),
+            (
+                part("['check']").replace("minutes = 1\n[[", "minutes = 1e9\n[["),
+                "is more than 1000000, the most minutes",
             ),
             (part("['check']").replace("'a'", "'../a'"), "that of a folder"),
             (part("['chek']"), "did you mean check?"),

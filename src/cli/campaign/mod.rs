@@ -8,11 +8,11 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use self::child::{Ended, Ending, LOG_FILE, OUTPUT};
-use self::description::{BUILTIN_CAMPAIGNS, Campaign, Part, is_time};
+use self::description::{BUILTIN_CAMPAIGNS, Campaign, Part, wrong_time};
 use self::record::{FILE, PartRecord, PartState, Record};
 use super::command_line::command_line;
 use super::interrupt::stop_on_ctrl_c;
@@ -84,7 +84,9 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let mut campaign = Campaign::load(&args.campaign, args.quick)?;
     campaign.device = args.device.unwrap_or(campaign.device);
     campaign.minutes = args.minutes.unwrap_or(campaign.minutes);
-    ensure!(is_time(campaign.minutes), "--minutes {} is not a number above 0, such as 10", campaign.minutes);
+    if let Some(why) = wrong_time(campaign.minutes) {
+        bail!("--minutes {} is {why}", campaign.minutes);
+    }
     let whole = Record::new(&campaign, args.quick);
     campaign.keep_only(&args.only)?;
     let default = || Path::new("results").join(format!("campaign-{}", campaign.name));

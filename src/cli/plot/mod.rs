@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::command::{run_folder, started};
-use super::stored_runs::or_left_out;
+use super::stored_runs::{StoredRun, or_left_out};
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
 use crate::protocol::stored_model;
@@ -24,7 +24,7 @@ use effattn_record::config::lists::Models;
 use effattn_record::matrix::{self, Matrix};
 use effattn_record::report::chart::{self, Shade};
 use effattn_record::report::{measured, reference};
-use effattn_record::{csv, file};
+use effattn_record::{Row, file};
 
 /// Longest matrix that is drawn.
 const LONGEST: usize = 1024;
@@ -139,20 +139,30 @@ fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
     found.max_by_key(|folder| started(folder))
 }
 
+/// The rows of the run in `folder` as a report reads them; nothing where there are none.
+fn rows_of(folder: &Path) -> Result<Option<Vec<Row>>> {
+    if let Some(run) = StoredRun::read(folder)? {
+        return Ok(Some(run.finite()?.rows));
+    }
+    let alone = !folder.join("manifest.json").is_file() && folder.join("rows.csv").is_file();
+    ensure!(!alone, "there is rows.csv and no manifest.json; copy the whole folder of its run");
+    Ok(None)
+}
+
 fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
     let folder = latest(&args.folder).unwrap_or_else(|| args.folder.clone());
-    let path = folder.join("rows.csv");
-    let text = file::read_to_string(&path).with_context(|| {
-        format!("no rows in {}; run `effattn speed` first, or name a run folder", args.folder.display())
-    })?;
-    let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+    let rows = rows_of(&folder)
+        .with_context(|| format!("the rows in {} cannot be drawn", args.folder.display()))?
+        .with_context(|| {
+            format!("no rows in {}; run `effattn speed` first, or name a run folder", args.folder.display())
+        })?;
     args.plots.check()?;
     let name = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol)).to_owned();
     let known = reference::read(&folder).with_context(|| folder.join(reference::FILE).display().to_string());
     let references = or_left_out(known, "the times of other programs");
     let references = reference::with_programs(&rows, &references);
     let charts = measured(&rows, &references, &name)?;
-    ensure!(!charts.is_empty(), "{}: no row has a time or a peak", path.display());
+    ensure!(!charts.is_empty(), "{}: no row has a time or a peak", folder.join("rows.csv").display());
     charts.iter().try_for_each(|chart| say(chart, &args.plots, term))
 }
 

@@ -1,7 +1,10 @@
 use clap::Parser;
 
 use super::*;
+use crate::run::manifest::Manifest;
+use crate::run::plan::sha256;
 use crate::term::{Color, Verbosity};
+use effattn_record::csv;
 
 #[derive(Parser)]
 struct Cli {
@@ -103,7 +106,21 @@ fn rows_are_drawn_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut row = effattn_record::Row::new("speed", "ls").with("step_time", "s", Some(0.5));
     (row.len, row.outcome) = (Some(1024), effattn_record::Outcome::Ok);
-    std::fs::write(folder.path().join("rows.csv"), csv::to_string(&[row]).unwrap()).unwrap();
-    plot("rows DIR --plots-dir DIR/plots", folder.path()).unwrap();
+    let text = csv::to_string(&[row]).unwrap();
+    std::fs::write(folder.path().join("rows.csv"), &text).unwrap();
+    let drawn = || plot("rows DIR --plots-dir DIR/plots", folder.path());
+    assert!(drawn().unwrap_err().contains("no manifest.json"));
+    let mut manifest = Manifest::new(&Plan::default(), "id");
+    manifest.rows_sha256 = Some(sha256(&text));
+    manifest.write(folder.path()).unwrap();
+    drawn().unwrap();
     assert!(folder.path().join("plots/speed-time.svg").exists());
+    std::fs::write(folder.path().join("rows.csv"), text.replace("0.5", "0.25")).unwrap();
+    assert!(drawn().unwrap_err().contains("is not what its run wrote"));
+    manifest.rows_sha256 = None;
+    manifest.write(folder.path()).unwrap();
+    std::fs::write(folder.path().join("rows.csv"), text.replace("0.5", "NaN")).unwrap();
+    assert!(drawn().unwrap_err().contains("is no finite number"));
+    std::fs::write(folder.path().join("manifest.json"), "{\"schema\": 99}").unwrap();
+    assert!(drawn().unwrap_err().contains("a newer effattn"));
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use super::StoredRun;
-use crate::run::manifest::State;
+use crate::run::manifest::{Manifest, State};
 use effattn_record::{Outcome, Row};
 
 impl StoredRun {
@@ -47,17 +47,26 @@ impl StoredRun {
 
 /// In words, that rows of `runs` in one table are of several builds, and whether their kernels differ: earlier versions did not note them.
 pub fn mixed_builds(runs: &[&StoredRun]) -> Option<String> {
-    let commit = |run: &&StoredRun| run.manifest.commit.clone().unwrap_or_else(|| "no commit".to_owned());
-    let commits: BTreeSet<String> = runs.iter().map(commit).collect();
+    // a release has no commit
+    let build = |run: &&StoredRun| {
+        let Manifest { commit, version, .. } = &run.manifest;
+        commit.clone().unwrap_or_else(|| format!("version {version}"))
+    };
+    let builds: BTreeSet<String> = runs.iter().map(build).collect();
     let kernels: BTreeSet<&str> = runs.iter().map(|run| run.manifest.kernels.as_str()).collect();
     let noted = match kernels.len() {
-        _ if commits.len() < 2 => return None,
+        0 | 1 if builds.len() < 2 => return None,
         _ if kernels.contains("") => "are not all noted",
         1 => "are the same",
         _ => "differ",
     };
-    let list: Vec<String> = commits.into_iter().collect();
-    Some(format!("The rows are of {} commits ({}), whose kernels {noted}.", list.len(), list.join(", ")))
+    let count = match builds.len() {
+        1 => "several builds".to_owned(),
+        count if runs.iter().all(|run| run.manifest.commit.is_some()) => format!("{count} commits"),
+        count => format!("{count} builds"),
+    };
+    let list = builds.into_iter().collect::<Vec<_>>().join(", ");
+    Some(format!("The rows are of {count} ({list}), whose kernels {noted}."))
 }
 
 /// What a row of a trained model is about: of two alike the newer one counts.

@@ -119,12 +119,11 @@ fn a_finished_run_whose_rows_are_gone_is_named_with_what_brings_them_back() {
     let refused = words(&manifest).unwrap_err();
     assert!(refused.contains("rows.csv is gone") && refused.contains("run again: effattn lra"), "{refused}");
     std::fs::write(gone.join("journal.jsonl"), "").unwrap();
-    manifest.command = "lra".to_owned();
-    let refused = words(&manifest).unwrap_err();
-    assert!(refused.ends_with("from its journal: effattn lra --task text"), "{refused}");
-    manifest.command = "speed".to_owned();
-    let refused = words(&manifest).unwrap_err();
-    assert!(refused.contains("from its journal: effattn merge ") && refused.ends_with(" -o restored"));
+    for command in ["lra", "speed"] {
+        manifest.command = command.to_owned();
+        let refused = words(&manifest).unwrap_err();
+        assert!(refused.contains("from its journal: effattn merge ") && refused.ends_with(" -o restored"));
+    }
     assert_eq!(StoredRun::find_all(folder.path()).unwrap().len(), 1, "the other is shown");
     assert!(StoredRun::find_all(&gone).is_err());
 }

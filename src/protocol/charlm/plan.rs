@@ -118,7 +118,7 @@ impl TrainingProtocol for CharLm {
         let usual = request(usual, whole, evaluations.1, &Settings::NONE);
         let request = request(spec, planned, evaluations.0, settings);
         let (metric, unit) = (request.evaluation.metric(), "bit");
-        let differs = Some(differences(&request));
+        let differs = differences(&request);
         Ok(PlannedRun { metric, unit, request, usual, model, differs, work })
     }
 

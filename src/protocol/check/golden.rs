@@ -185,6 +185,12 @@ impl Golden {
         (got, atol): (&Tensor, f64),
         keep: Option<&[f32]>,
     ) -> std::result::Result<(), CheckError> {
+        for (what, tolerance) in [("atol", atol), ("rtol", self.rtol)] {
+            if !tolerance.is_finite() || tolerance < 0.0 {
+                let is = format!("the {what} of {name} is {tolerance}");
+                return Err(self.wrong(format!("{is}; a tolerance is 0 or above, and finite")));
+            }
+        }
         let want = self.tensor(name)?;
         if want.dims() != got.dims() {
             verdict.complain(format!("{name} has shape {:?}, expected {:?}", got.dims(), want.dims()));
@@ -201,10 +207,14 @@ impl Golden {
             let tolerance = atol + self.rtol * largest(want);
             let compared = keep.is_none_or(|keep| keep[row] != 0.0);
             for (column, (&want, &got)) in want.iter().zip(got).enumerate() {
+                if compared && !want.is_finite() {
+                    return Err(self.wrong(format!("its {name} has numbers that are not finite")));
+                }
                 if !got.is_finite() {
                     verdict.compare(name, f64::NAN);
                 } else if compared {
-                    let ratio = f64::from((want - got).abs()) / tolerance;
+                    let gap = f64::from((want - got).abs());
+                    let ratio = if gap == 0.0 { 0.0 } else { gap / tolerance };
                     let worse = ratio > verdict.error_over_tolerance;
                     verdict.compare(name, ratio);
                     if worse {

@@ -207,20 +207,37 @@ pub fn check_bytes_in(
 mod tests {
     use super::*;
 
+    /// Bytes of the golden file `name` with its metadata changed.
+    fn changed(bytes: &[u8], change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
+        let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
+        change(&mut header["__metadata__"]);
+        let header = header.to_string().into_bytes();
+        [&(header.len() as u64).to_le_bytes()[..], &header, &bytes[front..]].concat()
+    }
+
     #[test]
     fn a_config_that_asks_for_more_than_a_golden_file_has_is_refused_before_anything_is_allocated() {
         let (name, bytes) =
             builtin::BUILTIN_FILES.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
         assert!(check_bytes(name, bytes, &Device::Cpu).unwrap().passed());
-        let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
-        let config = header["__metadata__"]["config"].as_str().unwrap();
-        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
-        config["block"] = 65_536.into();
-        header["__metadata__"]["config"] = config.to_string().into();
-        let header = header.to_string().into_bytes();
-        let changed = [&(header.len() as u64).to_le_bytes()[..], &header, &bytes[front..]].concat();
+        let changed = changed(bytes, |metadata| {
+            let mut config: serde_json::Value =
+                serde_json::from_str(metadata["config"].as_str().unwrap()).unwrap();
+            config["block"] = 65_536.into();
+            metadata["config"] = config.to_string().into();
+        });
         let error = check_bytes(name, &changed, &Device::Cpu).unwrap_err().to_string();
         assert!(error.contains("multiply-adds of attention; a golden file has at most"), "{error}");
+    }
+
+    #[test]
+    fn what_accepts_every_number_is_no_tolerance() {
+        let (name, bytes) = builtin::BUILTIN_FILES[0];
+        for rtol in ["-1e9", "inf", "NaN"] {
+            let changed = changed(bytes, |metadata| metadata["rtol"] = rtol.into());
+            let error = check_bytes(name, &changed, &Device::Cpu).unwrap_err().to_string();
+            assert!(error.contains("a tolerance is 0 or above, and finite"), "{error}");
+        }
     }
 }

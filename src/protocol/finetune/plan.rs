@@ -25,10 +25,11 @@ use crate::run::plan::Plan;
 use crate::train::pretrained::Pretrained;
 use effattn_data as data;
 use effattn_data::LoadOptions;
+use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::masked_lm;
-use effattn_record::Pass;
 use effattn_record::config::lists::{Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
+use effattn_record::{Pass, departures};
 
 /// Preset where nothing is said and nothing is started from.
 const PRESET: &str = "roberta-base";
@@ -118,7 +119,7 @@ impl TrainingProtocol for Finetune {
         let model = resolve(entry, |choice| model(&request, choice))?;
         let padded = PADDED.iter().find(|(padded, _)| *padded == task).map_or(len, |(_, len)| *len);
         let work = 3.0 * flops(&model, padded.min(len)) * (batch * request.steps) as f64;
-        let differs = Some(differences(&request, &recipe, start));
+        let differs = differences(&request, &recipe, start.zip(entry.choice.as_ref().ok()));
         Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
     }
 
@@ -159,10 +160,8 @@ impl TrainingProtocol for Finetune {
             cell.row.words = words.map(|hash| hash.chars().take(12).collect());
             let key =
                 (request.from.as_deref().unwrap_or_default(), request.spec.model.as_str(), request.positions);
-            if let Some(Some(drawn)) = drawn_anew.get(&key) {
-                let said = cell.row.differs.iter().chain([drawn]).cloned().collect::<Vec<_>>();
-                (cell.row.differs, cell.row.fraction) = (Some(said.join("; ")), None);
-            }
+            let drawn = drawn_anew.get(&key).and_then(Option::as_deref);
+            departures::add(&mut cell.row, drawn.unwrap_or_default());
         }
         Ok(Prepared { remarks, text: None })
     }
@@ -184,7 +183,11 @@ impl TrainingProtocol for Finetune {
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretrained>) -> ProtocolDiff {
+fn differences(
+    request: &FinetuneRequest,
+    recipe: &Recipe,
+    start: Option<(&Pretrained, &MechanismChoice)>,
+) -> ProtocolDiff {
     let spec = &request.spec;
     let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     if !recipe.published {
@@ -195,13 +198,11 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
     }
     match start {
         None => all.settings.push("not pretrained".to_owned()),
-        Some(start) if start.attention.entry.name != spec.model.split(':').next().unwrap_or_default() => {
+        Some((start, choice)) if start.attention.entry.name != choice.entry.name => {
             all.settings
                 .push(format!("converted from {} without further masked updates", start.attention.label()));
         }
-        Some(start) => {
-            all.settings.extend(spec.choice().ok().and_then(|choice| other_encoder(start, &choice)))
-        }
+        Some((start, choice)) => all.settings.extend(other_encoder(start, choice)),
     }
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
@@ -273,7 +274,11 @@ mod tests {
         assert_eq!(buckets("reformer:chunk=4"), ("num_buckets=8".to_owned(), eight.clone()));
         assert_eq!(buckets("reformer:chunk=4,num_buckets=8"), (String::new(), eight));
         let differs = |models: &str| planned(models, said.clone()).unwrap().remove(0).row.differs.unwrap();
-        assert!(!differs("reformer:chunk=4").contains("encoder of"));
+        for same in ["reformer:chunk=4", "reformer:chunk=4,num_buckets=8"] {
+            assert!(!differs(same).contains("encoder of"), "{}", differs(same));
+        }
+        let auto = "reformer:chunk=4,num_buckets=auto";
+        assert!(differs(auto).contains("encoder of reformer:chunk=4"), "{}", differs(auto));
         assert!(differs("reformer").contains("encoder of reformer:chunk=4"), "{}", differs("reformer"));
         let asked: FinetuneRequest = request(&planned("reformer", said.clone()).unwrap().remove(0)).unwrap();
         assert_eq!(asked.kept, "num_buckets=8", "a name without settings");

@@ -3,6 +3,7 @@ use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::{ProtocolInfo, WorkerInput};
 use crate::protocol::measuring::Speed;
 use crate::protocol::robustness::Robustness;
+use crate::protocol::vision::Vision;
 use crate::protocol::{Protocol, resolve};
 use crate::run::RunError;
 use crate::run::worker::ParentLink;
@@ -159,9 +160,10 @@ fn numbers_for_other_tasks_of_a_row_go_along_with_its_cells() {
     };
     let cell = of(None);
     let number = |value| Some(Published::Value(value));
-    assert_eq!((cell.row.published, cell.published("accuracy", "text-deletion")), (number(1.0), number(2.0)));
-    assert_eq!(cell.published("accuracy", "text-other"), None);
-    assert_eq!(cell.published("accuracy", "text-insertion"), number(55.94), "of the shipped suite");
+    let has = |cell: &Cell, task: &str| cell.published("accuracy", task).map(|beside| beside.published);
+    assert_eq!((cell.row.published, has(&cell, "text-deletion")), (number(1.0), number(2.0)));
+    assert_eq!(has(&cell, "text-other"), None);
+    assert_eq!(has(&cell, "text-insertion"), number(55.94), "of the shipped suite");
     let other = of(Some("lra-repo"));
     assert_eq!(other.published("accuracy", "text-deletion"), None, "sizes of another preset");
     assert_eq!(other.row.differs.as_deref(), Some("sizes of lra-repo (ls-lra)"));
@@ -169,7 +171,19 @@ fn numbers_for_other_tasks_of_a_row_go_along_with_its_cells() {
     let suite = Suite::parse("x.toml", &usual).unwrap();
     let grid = crate::protocol::resolve_suite(&GridFlags::default(), Some(suite), &Robustness).unwrap();
     let cell = Protocol::cells(&Robustness, &grid, 1).unwrap().remove(0);
-    assert_eq!(cell.published("accuracy", "text-deletion"), number(2.0), "the usual preset");
+    assert_eq!(has(&cell, "text-deletion"), number(2.0), "the usual preset");
+}
+
+#[test]
+fn numbers_for_other_tasks_come_with_what_speaks_against_them() {
+    let preset = Some("cvt-13".to_owned());
+    let task = Some(Words(vec!["imagenet".into()]));
+    let flags = GridFlags { settings: Settings { preset, task, ..Settings::NONE }, ..GridFlags::default() };
+    let grid = crate::protocol::resolve(&flags, &Vision).unwrap();
+    let cell = Protocol::cells(&Vision, &grid, 1).unwrap().remove(0);
+    let beside = cell.published("accuracy", "imagenet-real").unwrap();
+    assert_eq!(beside.published, Published::Value(86.7));
+    assert!(beside.foreign.iter().any(|words| words.contains("official CvT")), "{beside:?}");
 }
 
 #[test]

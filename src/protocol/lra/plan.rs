@@ -98,7 +98,7 @@ impl TrainingProtocol for Lra {
         let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
         let (request, usual) = (request(spec, settings), request(usual, &Settings::NONE));
         let work = work(&request.spec, flops(&model, len), &recipe, request.steps);
-        let differs = Some(differences(&request, &recipe));
+        let differs = differences(&request, &recipe);
         Ok(PlannedRun { metric: ACCURACY.name, unit: "%", request, usual, model, differs, work })
     }
 

@@ -1,5 +1,6 @@
 //! `lra --eval RUN --data FILE`: the weights of a finished run on texts that it was not trained on. Nothing is trained.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -13,9 +14,11 @@ use crate::protocol::grid::{Grid, GridFlags, PlanError, tasks};
 use crate::protocol::training::experiment::TrainingDevice;
 use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{MetricValue, RATE, TrainingMessage, TrainingResult};
+use crate::run::journal;
+use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
-use crate::run::plan::{Cell, Plan, key_word};
-use crate::train::checkpoint::Checkpoint;
+use crate::run::plan::{Cell, Plan, folder as cell_folder, key_word};
+use crate::train::checkpoint::{Checkpoint, CheckpointError};
 use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
 use effattn_data::content_hash::file_hash;
@@ -234,21 +237,38 @@ impl StoredCell {
     /// The cell in `folder`; nothing where it has no checkpoint.
     pub fn open(folder: PathBuf) -> Result<Option<Self>, String> {
         let files = CheckpointFiles::in_folder(&folder);
-        if !files.last.is_file() {
+        if !files.last.is_file() && !files.best.is_file() {
             return Ok(None);
         }
-        let last = Checkpoint::load(&files.last).map_err(|error| error.to_string())?;
-        let request: LraRequest = serde_json::from_value(last.model.clone())
-            .map_err(|_| format!("{} is no checkpoint of effattn lra", files.last.display()))?;
-        if last.updates < request.steps {
-            return Err(format!(
-                "{} has made {} of {} steps; give the command of that run again to finish it",
-                folder.display(),
-                last.updates,
-                request.steps
-            ));
-        }
+        let lost = |reason: String| format!("{reason}; {}", train_again(&folder));
+        let (known, damage) = match load(&files.last) {
+            Ok(last) => (last, None),
+            // the best weights say by themselves how they were trained
+            Err(reason) => match load(&files.best) {
+                Ok(best) => (best, Some(reason)),
+                Err(_) => return Err(lost(reason)),
+            },
+        };
+        let request: LraRequest = serde_json::from_value(known.model.clone())
+            .map_err(|_| format!("{} is no checkpoint of effattn lra", folder.display()))?;
         let best = data::own::is_own(&request.task) || request.recipe()?.select;
+        let all = known.updates >= request.steps;
+        match damage {
+            Some(reason) if !best || !(all || ended(&folder)) => return Err(lost(reason)),
+            Some(reason) => {
+                log::warn!("{reason}; what is tested is {}, which is whole", files.best.display())
+            }
+            None if !all => {
+                return Err(format!(
+                    "{} has made {} of {} steps; give the command of that run again to finish it",
+                    folder.display(),
+                    known.updates,
+                    request.steps
+                ));
+            }
+            None if best => drop(load(&files.best).map_err(lost)?),
+            None => {}
+        }
         Ok(Some(Self { folder, request, file: if best { files.best } else { files.last } }))
     }
 
@@ -279,6 +299,49 @@ impl StoredCell {
     }
 }
 
+/// The checkpoint at `path`, or what is wrong with it, without advice: that is another where nothing is trained.
+fn load(path: &Path) -> Result<Checkpoint, String> {
+    Checkpoint::load(path).map_err(|error| match error {
+        CheckpointError::Damaged { path, reason } => {
+            format!("{} is not a complete checkpoint: {reason}", path.display())
+        }
+        CheckpointError::Io { path, source } if source.kind() == ErrorKind::NotFound => {
+            format!("{} is missing", path.display())
+        }
+        error => error.to_string(),
+    })
+}
+
+/// Whether the journal of its run says that the cell in `folder` came to its end.
+fn ended(folder: &Path) -> bool {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let Some(run) = whole.ancestors().nth(2) else { return false };
+    let mut ended = false;
+    let read = journal::entries(&run.join("journal.jsonl"), |entry| {
+        if cell_folder(run, &entry.cell) == whole {
+            ended = entry.outcome() == Some(Outcome::Ok); // of two lines of a cell the later counts
+        }
+    });
+    read.is_ok() && ended
+}
+
+/// The command that trains the cell in `folder` anew.
+fn train_again(folder: &Path) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./,:=+@%".contains(letter);
+    let quoted = |word: &String| match word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    match Manifest::read(&folder.join("../..")) {
+        Ok(Some(manifest)) => {
+            let words: Vec<String> =
+                manifest.argv.iter().filter(|word| *word != "--fresh").map(quoted).collect();
+            format!("train again: effattn {} --fresh", words.join(" "))
+        }
+        _ => "train again with effattn lra ... --fresh".to_owned(),
+    }
+}
+
 /// Name of the run in `folder`.
 fn name_of(folder: &Path) -> String {
     let whole = folder.canonicalize();
@@ -290,4 +353,70 @@ fn only_file(task: &str) -> Result<PathBuf, CellFailure> {
     let files = OwnFiles::of(task)?;
     let file = files.and_then(|files| files.files.into_iter().next());
     file.ok_or_else(|| failed(&format!("{task} is no file")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use safetensors::{Dtype, tensor::TensorView};
+
+    use super::super::Lra;
+    use super::*;
+    use crate::protocol::{Protocol, declare_settings, resolve};
+    use crate::run::journal::Entry;
+
+    /// Writes a checkpoint of `request` after so many `updates`.
+    fn put(path: &Path, request: &serde_json::Value, updates: u64) {
+        let (updates, model) = (updates.to_string(), request.to_string());
+        let words = [
+            ("format", "effattn checkpoint"),
+            ("schema", "1"),
+            ("version", "0"),
+            ("updates", &updates),
+            ("model", &model),
+            ("state", "null"),
+        ];
+        let words: HashMap<String, String> = words.map(|(key, word)| (key.into(), word.into())).into();
+        let tensor = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+        safetensors::serialize_to_file([("weight/a", tensor)], Some(words), path).unwrap();
+    }
+
+    #[test]
+    fn the_best_weights_are_enough_where_they_are_what_is_tested() {
+        declare_settings();
+        let settings = ["task=text", "steps=4"].map(|one| Settings::set(one).unwrap());
+        let settings = settings.into_iter().fold(Settings::NONE, |all, one| one.over(all));
+        let flags = GridFlags { settings, model: "full".parse().ok(), ..GridFlags::default() };
+        let cell = Lra.cells(&resolve(&flags, &Lra).unwrap(), 1).unwrap().remove(0);
+        let run = tempfile::tempdir().unwrap();
+        let folder = cell_folder(run.path(), &cell.key);
+        std::fs::create_dir_all(&folder).unwrap();
+        let argv = ["lra", "--model", "ls*"].map(str::to_owned).to_vec();
+        let manifest = Manifest::new(&Plan { argv, ..Plan::default() }, "id");
+        manifest.write(run.path()).unwrap();
+        let files = CheckpointFiles::in_folder(&folder);
+        let opened = || StoredCell::open(folder.clone()).map(|cell| cell.map(|cell| cell.file));
+        let refused = |name: &str| {
+            let error = opened().unwrap_err();
+            let advice = "; train again: effattn lra --model 'ls*' --fresh";
+            assert!(error.contains(name) && error.ends_with(advice), "{error}");
+        };
+        assert_eq!(opened(), Ok(None));
+        put(&files.last, &cell.request, 4);
+        put(&files.best, &cell.request, 2);
+        assert_eq!(opened(), Ok(Some(files.best.clone())));
+        std::fs::write(&files.last, "cut off").unwrap();
+        refused("last.safetensors is not a complete checkpoint"); // nothing says that it was finished
+        let rows = vec![cell.row.clone().with_outcome(Outcome::Ok, None)];
+        let line = serde_json::to_string(&Entry { rows, ..Entry::new(&cell.key) }).unwrap() + "\n";
+        std::fs::write(run.path().join("journal.jsonl"), line).unwrap();
+        assert_eq!(opened(), Ok(Some(files.best.clone())));
+        std::fs::remove_file(&files.last).unwrap();
+        assert_eq!(opened(), Ok(Some(files.best.clone())));
+        std::fs::write(&files.best, "cut off").unwrap();
+        refused("last.safetensors is missing");
+        put(&files.last, &cell.request, 4);
+        refused("best.safetensors is not a complete checkpoint");
+    }
 }

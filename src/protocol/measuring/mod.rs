@@ -11,5 +11,5 @@ pub mod step;
 mod worker;
 
 pub(crate) use memory::Memory;
-pub(crate) use program::with_programs;
+pub(crate) use program::{described, with_programs};
 pub(crate) use speed::{Speed, measure_rate};

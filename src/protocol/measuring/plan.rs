@@ -9,6 +9,7 @@ use crate::run::plan::{Cell, Plan, unusual_values};
 use effattn_record::config::lists::{Batches, Lengths, Modes, Seeds};
 use effattn_record::config::settings::Settings;
 use effattn_record::config::units::Seconds;
+use effattn_record::config::unknown;
 use effattn_record::{Pass, Row};
 
 /// Preset where nothing is said.
@@ -117,9 +118,48 @@ pub fn defaults(len: Vec<u64>) -> Settings {
     }
 }
 
+/// Makes sure that what the suite of `grid` has published is one of `shown`, or counted in a column of its table.
+pub fn check_metrics(grid: &Grid, shown: &[&str]) -> Result<(), PlanError> {
+    let Some(suite) = &grid.suite else { return Ok(()) };
+    let of_columns = suite.columns.iter().flat_map(|column| &column.metrics).map(String::as_str);
+    let known: Vec<&str> =
+        shown.iter().copied().chain(of_columns.filter(|name| !shown.contains(name))).collect();
+    for row in &suite.rows {
+        let table = row.published.iter().find(|table| !known.contains(&table.metric.as_str()));
+        if let Some(table) = table {
+            let (file, line, label) = (&suite.file, row.line, &row.label);
+            let problem = unknown("metric of published numbers", &table.metric, known.iter().copied());
+            return Err(PlanError(format!("suite {file}:{line}: {label}: {problem}")));
+        }
+    }
+    Ok(())
+}
+
 /// `lra-repo · batch 1 · IMDb reviews`: what steps are measured with.
 pub fn summary(plan: &Plan) -> String {
     let text = if plan.data.contains_key("imdb") { "IMDb reviews" } else { "built-in text" };
     let (preset, batch) = (listed(plan, |row| row.preset.clone()), listed(plan, |row| row.batch));
     format!("{preset} · batch {batch} · {text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use effattn_record::config::suite::Suite;
+
+    #[test]
+    fn a_metric_that_nothing_shows_is_refused() {
+        let text = "title = 't'\nprotocol = 'speed'\nsource = 's'\n[base]\nlen = [8]\n[[row]]\nlabel = 'a'\nmodel = 'full'\n\
+                    published = { metric = 'step_tme', infer = 3.0 }\n";
+        let told = |text: &str| {
+            let suite = Some(Suite::parse("x.toml", text).unwrap());
+            let grid = Grid { suite, settings: Settings::NONE, entries: Vec::new() };
+            check_metrics(&grid, &["step_time", "steps_per_second"]).map_err(|error| error.0)
+        };
+        let says = "suite x.toml:8: a: unknown metric of published numbers \"step_tme\" (did you mean step_time?); known: ";
+        assert!(told(text).unwrap_err().starts_with(says), "{:?}", told(text));
+        assert_eq!(told(&text.replace("step_tme", "step_time")), Ok(()));
+        let column = "[[columns]]\ntitle = 'c'\nmetrics = ['gflops']\nkey = 'infer'\n";
+        assert_eq!(told(&(text.replace("step_tme", "gflops") + column)), Ok(()));
+    }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,8 +20,8 @@ use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::run::session::Session;
 use effattn_model::ClassifierConfig;
-use effattn_model::attention::OutputForm;
 use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::{OutputForm, entries};
 use effattn_record::config::settings::DtypeName;
 use effattn_record::{Outcome, Row};
 
@@ -31,6 +32,16 @@ const SAME_MODEL: f64 = 1e-3;
 const SAME_MODEL_COARSE: f64 = 0.1;
 /// How much longer a turn may take than its steps say, as a share, before it is remarked.
 const CLOCKS: f64 = 0.05;
+
+/// The program called `word`, whose file renames mechanisms that there are.
+pub fn described(word: &str) -> Result<Description> {
+    let description = Description::find(word)?;
+    let names: Vec<&str> = entries().into_iter().map(|entry| entry.name).collect();
+    match description.unknown_mechanism(&names) {
+        Some((line, problem)) => bail!("--program {word}:{line}: {problem}"),
+        None => Ok(description),
+    }
+}
 
 /// Every cell of `cells` followed by the same cell of every program.
 pub fn with_programs(cells: Vec<Cell>, programs: &[(String, Description)]) -> Vec<Cell> {
@@ -159,8 +170,7 @@ impl ProgramCell {
         bounds: Bounds,
         session: &Session,
     ) -> Answer<Self> {
-        let description =
-            Description::find(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
+        let description = described(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
         told!(Ok(unchanged(&description, session)));
         let limit = bounds.resident_limit;
         let conditions = Conditions { time: None, resident_limit: limit, stop: bounds.stop };

@@ -23,9 +23,9 @@ use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use crate::train::pretrained::Pretrained;
 use effattn_data::running_text;
-use effattn_record::Pass;
 use effattn_record::config::lists::{Batches, Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
+use effattn_record::{Pass, departures};
 
 /// Preset where nothing is said.
 const PRESET: &str = "roberta-small";
@@ -35,7 +35,7 @@ impl TrainingProtocol for Mlm {
 
     const INFO: ProtocolInfo = super::INFO;
     const COMPARED: &'static [&'static str] =
-        &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every", "tokenizer"];
+        &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every", "tokenizer", "start"];
     const CURVE: CurveSpec = CurveSpec {
         column: "validation_bits",
         axis: "validation loss, bit",
@@ -121,7 +121,7 @@ impl TrainingProtocol for Mlm {
         let mut differs = differences(&request, recipe);
         let goes_on = |start: StartEncoder| format!("goes on from {}", start.encoder.attention.label());
         differs.settings.extend(start.map(goes_on));
-        Ok(PlannedRun { metric: NATS, unit: "nat", request, usual, model, differs: Some(differs), work })
+        Ok(PlannedRun { metric: NATS, unit: "nat", request, usual, model, differs, work })
     }
 
     /// Checksums of texts and tokenizers belong to the run, and those of tokenizers to its rows.
@@ -134,7 +134,8 @@ impl TrainingProtocol for Mlm {
             if let Some(start) = &request.start {
                 let encoder = Pretrained::open(Path::new(&start.folder))?;
                 let target = model(&request.spec, Some(start), &request.spec.choice()?)?;
-                let (how, _) = check_fit(&encoder, &target, &start.kept)?;
+                let (how, drawn) = check_fit(&encoder, &target, &start.kept)?;
+                departures::add(&mut cell.row, drawn.as_deref().unwrap_or_default());
                 remarks.push(format!("{} continues from {} ({how})", request.spec.model, start.folder));
             }
             let from = request.start.as_ref().map(|start| start.folder.clone());

@@ -128,7 +128,7 @@ impl TrainingProtocol for Recall {
         };
         let trained = request.train.iter().map(|part| part.segment.longest as u64).max().unwrap_or(len);
         let work = 3.0 * flops(&model, trained) * (batch * steps) as f64 * request.rates.len() as f64;
-        let differs = Some(differences(&request, &usual, &recipe));
+        let differs = differences(&request, &usual, &recipe);
         let metric = if recipe.macro_batch.is_some() { MACRO_ACCURACY.name } else { ACCURACY.name };
         Ok(PlannedRun { metric, unit: "%", request, usual, model, differs, work })
     }

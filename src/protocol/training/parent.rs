@@ -15,7 +15,7 @@ use crate::run::worker::{Received, Worker};
 use crate::term::{Warning, clock};
 use crate::train::training_loop::EvalPoint;
 use effattn_record::stats::Summary;
-use effattn_record::{Outcome, Row, file};
+use effattn_record::{Outcome, Row, departures, file};
 
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
 const GRACE: Duration = Duration::from_secs(20);
@@ -260,7 +260,9 @@ fn rows(cell: &Cell, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
         // the first has the number of its cell
         let other = |task: &&String| index > 0 || cell.row.task.as_ref() != Some(task);
         if let Some(task) = measure.task.as_ref().filter(other) {
-            row.published = cell.published(&measure.metric, task);
+            let beside = cell.published(&measure.metric, task);
+            row.published = beside.map(|beside| beside.published);
+            beside.iter().flat_map(|beside| &beside.foreign).for_each(|word| departures::add(&mut row, word));
             row.task = Some(task.clone());
         }
         row.len = measure.len.or(row.len);

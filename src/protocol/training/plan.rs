@@ -1,7 +1,8 @@
 //! What the plans of training runs share.
 
-use crate::protocol::grid::{PlanError, PublishedMatch};
+use crate::protocol::grid::PlanError;
 use crate::protocol::model_spec::ModelSpec;
+use crate::run::plan::PublishedMatch;
 use effattn_record::config::lists::{Batches, Lengths};
 use effattn_record::config::settings::{DtypeName, Settings};
 use effattn_record::departures::leaves_share;
@@ -68,10 +69,10 @@ impl ProtocolDiff {
         departures::complete(std::slice::from_mut(row), &Default::default());
     }
 
-    /// The share of the protocol.
+    /// The share of the protocol; none where it trains nothing.
     pub fn fraction(&self) -> Option<f64> {
         let (steps, whole) = self.steps;
-        let whole_protocol = self.settings.iter().all(|words| leaves_share(words));
+        let whole_protocol = whole > 0 && self.settings.iter().all(|words| leaves_share(words));
         whole_protocol.then(|| (steps as f64 / whole as f64).min(1.0))
     }
 

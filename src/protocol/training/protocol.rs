@@ -32,6 +32,7 @@ use effattn_data::{LoadOptions, own};
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::{Architecture, ResolveError};
 use effattn_record::config::lists::Seeds;
+use effattn_record::departures;
 
 /// A protocol whose cells are training runs: one for every task, mechanism and seed.
 pub trait TrainingProtocol: Sync {
@@ -131,8 +132,8 @@ pub struct PlannedRun<R> {
     pub usual: R,
     /// The model.
     pub model: ModelOrReason,
-    /// Differences from the protocol; `None` if nothing is trained.
-    pub differs: Option<ProtocolDiff>,
+    /// Differences from the protocol.
+    pub differs: ProtocolDiff,
     /// Multiply-adds of the whole run.
     pub work: f64,
 }
@@ -187,7 +188,7 @@ pub fn summary<T: TrainingProtocol + ?Sized>(protocol: &T, plan: &Plan) -> Strin
 
 fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Request>, threads: usize) -> Cell {
     let RunPlace { grid, entry, task, .. } = *place;
-    let PlannedRun { metric, unit, request, usual, model, differs, work } = run;
+    let PlannedRun { metric, unit, request, usual, model, mut differs, work } = run;
     let (spec, unsupported) = (request.info().spec, model.as_ref().err().cloned());
     let mut row = spec.row(T::INFO.name, threads, model.as_deref().ok());
     row.task = Some(task.to_owned());
@@ -197,7 +198,7 @@ fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Reque
     let elsewhere = || published_elsewhere(T::PUBLISHED_BY?, &spec.model, what, &spec.preset);
     let beside = grid.beside(entry, what, &spec.preset).or_else(elsewhere);
     row.published = beside.as_ref().map(|beside| beside.published);
-    if let (Some(mut differs), None) = (differs, &unsupported) {
+    if unsupported.is_none() {
         differs.settings.extend(differing_words(&unusual_values(&request, &usual), T::COMPARED));
         differs.write_to(beside, &mut row);
     }
@@ -289,9 +290,7 @@ impl<T: TrainingProtocol> Protocol for T {
                 let task = request.info().task;
                 if let (Some(records), Some(hash)) = (own::records(task), plan.data.get(task)) {
                     let content: String = hash.chars().take(12).collect();
-                    let words = format!("own files: {records}, content {content}");
-                    let all = cell.row.differs.take().into_iter().chain([words]).collect::<Vec<_>>();
-                    cell.row.differs = Some(all.join("; "));
+                    departures::add(&mut cell.row, &format!("own files: {records}, content {content}"));
                 }
             }
         }

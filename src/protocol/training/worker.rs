@@ -82,22 +82,32 @@ pub fn run_training(
     (before, placed): (u64, &dyn Fn(&EvalPoint) -> EvalPoint),
 ) -> Result<(), CellFailure> {
     let mut times = Times::open(files, before + trainer.optimizer().updates())?;
-    let (mut last, mut steps) = (Instant::now(), 0u32);
+    // the steps that were not told yet: since when, how many, and the last of them with its end and its loss
+    let (mut start, mut steps) = (Instant::now(), 0u32);
+    let mut end = (0, start, 0.0);
+    let mut tell_steps = |(step, at, loss): (u64, Instant, f64), start: Instant, steps: u32| {
+        let seconds = (at - start).as_secs_f64() / f64::from(steps);
+        times.put(before + step, seconds)?;
+        link.send(&TrainingMessage::Step { step: before + step, loss, seconds })
+    };
     let mut stopped = false;
     let tell = |event: Event| {
         match event {
             Event::Step { step, loss } => {
                 steps += 1;
-                if last.elapsed() >= TELL || step >= course.steps {
-                    let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
-                    (last, steps) = (Instant::now(), 0);
-                    times.put(before + step, seconds)?;
-                    link.send(&TrainingMessage::Step { step: before + step, loss, seconds })?;
+                end = (step, Instant::now(), loss);
+                if start.elapsed() >= TELL || step >= course.steps {
+                    tell_steps(end, start, steps)?;
+                    (start, steps) = (Instant::now(), 0);
                 }
             }
             Event::Evaluated(point) => {
+                // its time is not a step's
+                if steps > 0 {
+                    tell_steps(end, start, steps)?;
+                }
                 link.send(&TrainingMessage::Evaluated(placed(point)))?;
-                (last, steps) = (Instant::now(), 0); // its time is not a step's
+                (start, steps) = (Instant::now(), 0);
             }
         }
         stopped |= link.is_stopped();

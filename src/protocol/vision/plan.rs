@@ -101,14 +101,14 @@ impl TrainingProtocol for Vision {
                 spec,
             })
         };
+        // weights are tested as a suite's row asks; what is trained starts at the preset's size
+        let tested =
+            entry.of_suite().filter(|_| evaluates).and_then(|own| own.settings.len?.0.first().copied());
+        let size = tested.unwrap_or(usual);
         let usual = ModelSpec { len: usual, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
         let (usual, request) = (request(usual, &Settings::NONE)?, request(spec, settings)?);
         check_also(&request)?;
-        let differs = if evaluates {
-            settings.limit.map(|limit| ProtocolDiff { settings: vec![limited(limit)], steps: (0, 0) })
-        } else {
-            Some(differences(&request, &usual, &recipe))
-        };
+        let differs = differences(&request, (&usual, size), &recipe);
         let work = 3.0 * flops(&model, len) * batch as f64 * request.steps as f64;
         Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
     }
@@ -213,21 +213,28 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     }
 }
 
-/// A limit in words.
-fn limited(limit: u64) -> String {
-    format!("{limit} images of each split")
-}
-
-/// What `request` does otherwise than the recipe.
-fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) -> ProtocolDiff {
+/// What `request` does otherwise than the recipe, whose images have `size` pixels to a side; of weights that are only tested, what
+/// concerns the model and its images.
+fn differences(
+    request: &VisionRequest,
+    (usual, size): (&VisionRequest, u64),
+    recipe: &Recipe,
+) -> ProtocolDiff {
     let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, usual.steps) };
-    all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
-    all.note("image size", request.spec.len, usual.spec.len);
-    all.note("batch", request.spec.batch, usual.spec.batch);
-    all.note("rate", request.rate, usual.rate);
+    let trains = request.weights.is_none();
+    if trains {
+        all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
+    }
+    all.note("image size", request.spec.len, size);
+    if trains {
+        all.note("batch", request.spec.batch, usual.spec.batch);
+        all.note("rate", request.rate, usual.rate);
+    }
     all.model(&request.spec);
-    all.settings.extend(request.limit.map(limited));
-    all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
+    all.settings.extend(request.limit.map(|limit| format!("{limit} images of each split")));
+    if trains {
+        all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
+    }
     all
 }
 
@@ -236,26 +243,32 @@ mod tests {
     use super::*;
     use crate::protocol::Protocol;
     use crate::protocol::resolve;
+    use effattn_record::config::settings::DtypeName;
 
     #[test]
     fn weights_are_in_the_key_by_their_content() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("w.safetensors");
-        let planned = || {
+        let planned = |said: Settings| {
             let task = Some(Words(vec!["cifar10".into()]));
             let weights = WEIGHTS.settings(&file.display().to_string());
-            let settings = Settings { task, ..weights };
+            let settings = said.over(Settings { task, ..weights });
             let flags = GridFlags { settings, ..GridFlags::default() };
             let grid = resolve(&flags, &Vision).map_err(|error| error.to_string())?;
             Protocol::cells(&Vision, &grid, 1).map_err(|error| error.to_string())
         };
-        let keys = || planned().unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
-        assert!(planned().err().unwrap().contains("w.safetensors cannot be read"));
+        let keys = || planned(Settings::NONE).unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
+        assert!(planned(Settings::NONE).err().unwrap().contains("w.safetensors cannot be read"));
         std::fs::write(&file, "one").unwrap();
         let first = keys();
         assert_eq!(keys(), first);
         std::fs::write(&file, "two").unwrap();
         assert_ne!(keys(), first, "another model under the same name and of the same size");
+        let row = |said: Settings| planned(said).unwrap().remove(0).row;
+        let plain = row(Settings { batch: Some(Batches(vec![7])), rate: Some(0.5), ..Settings::NONE });
+        assert_eq!((plain.differs, plain.fraction), (None, None), "nothing is trained");
+        let other = Settings { len: Some(Lengths(vec![64])), dtype: Some(DtypeName::Bf16), ..Settings::NONE };
+        assert_eq!(row(other).differs.as_deref(), Some("image size 64 (32); bf16 products"));
         let flags = GridFlags { settings: Settings::NONE, ..GridFlags::default() };
         let trained = Protocol::cells(&Vision, &resolve(&flags, &Vision).unwrap(), 1).unwrap().remove(0);
         let names = trained.request.as_object().unwrap().keys().cloned().collect::<Vec<_>>();

@@ -87,7 +87,7 @@ impl TrainingProtocol for WordLm {
         };
         let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(recipe.preset) };
         let (request, usual) = (request(spec, settings)?, request(usual, &Settings::NONE)?);
-        let (differs, work) = (Some(differences(&request, recipe)), work(&request, flops(&model, len)));
+        let (differs, work) = (differences(&request, recipe), work(&request, flops(&model, len)));
         Ok(PlannedRun { metric: CONTEXT.name, unit: CONTEXT.unit, request, usual, model, differs, work })
     }
 

@@ -13,6 +13,21 @@ pub enum MergeError {
     /// No run there.
     #[error("there is no run in {}; name the folder of a run or of its shards, such as results/lra/plan-0123456789ab", .0.display())]
     Nothing(PathBuf),
+    /// A run whose journal is gone.
+    #[error(
+        "{} has no journal.jsonl, and only what journals say can be joined; copy journal.jsonl and plan.json of that run \
+         into it, or show its rows as they are: effattn report {}",
+        .0.display(),
+        .0.display()
+    )]
+    NoJournal(PathBuf),
+    /// Neither a plan nor a finished cell.
+    #[error(
+        "{} has no plan.json and no cell in its journal.jsonl, so that there is nothing to join; copy both files of that \
+         run into it",
+        .0.display()
+    )]
+    NoCells(PathBuf),
     /// Runs of different plans.
     #[error(
         "{} and {} belong to different plans: the second has {differ}; merge the runs of each plan separately",

@@ -9,12 +9,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::CancelToken;
+use super::manifest::State;
 use super::reuse::differences;
 use super::shard::{parent, shards};
 use choose::Chosen;
 use effattn_record::file;
 pub use error::MergeError;
-pub use source::{MergeInput, ShardedRun, owners};
+pub use source::{MergeInput, ShardedRun, owners, warn_of_rows_without_manifest};
 pub use write::Merged;
 use write::write;
 
@@ -38,6 +39,9 @@ pub fn merge(
     for source in wholes.iter().flat_map(|whole| &whole.sources) {
         same_plan(first, source)?;
     }
+    if let Some(source) = wholes.iter().flat_map(|whole| &whole.sources).find(|source| source.lost) {
+        return Err(MergeError::NoJournal(source.folder.clone()));
+    }
     let target = target(&wholes, output);
     let planned = wholes.iter().find_map(|whole| whole.planned.clone());
     let mut order: Vec<String> = Vec::new();
@@ -48,17 +52,21 @@ pub fn merge(
         }
     }
     drop(known);
+    if order.is_empty() && planned.is_none() {
+        return Err(MergeError::NoCells(wholes[0].folder.clone()));
+    }
     let sources: Vec<MergeInput> = wholes.into_iter().flat_map(|whole| whole.sources).collect();
     let chosen = Chosen::of(&order, &sources, keeps(&sources[0].manifest.command))?;
     let mut merged = write(&target, &order, planned.as_ref(), &sources, chosen, stop)?;
-    let damaged = sources.iter().filter_map(|source| Some((source, source.damaged?)));
-    merged.remarks.extend(damaged.map(|(source, line)| {
-        let path = source.folder.join("journal.jsonl");
-        format!(
-            "{}: line {line} is cut off or damaged; what was in it and after it is missing",
-            path.display()
-        )
-    }));
+    merged.remarks.extend(sources.iter().filter_map(MergeInput::damage));
+    let open = |run: &MergeInput| run.shard().is_some() || run.manifest.state != State::Done;
+    if planned.is_none() && sources.iter().any(open) {
+        merged.remarks.push(
+            "there is no plan.json beside these runs, so cells without rows are not known and not counted as missing; \
+             the same command without --shard runs them"
+                .to_owned(),
+        );
+    }
     Ok(merged)
 }
 
@@ -69,11 +77,11 @@ fn target(wholes: &[ShardedRun], output: Option<&Path>) -> PathBuf {
         _ => {
             let one = &wholes[0];
             let manifest = one.sources.first().map(|run| &run.manifest);
-            let above = one.folder.parent().and_then(Path::file_name);
-            let name = match &one.planned {
-                Some(planned) => file::plain_name(&planned.name),
-                None => above.map_or_else(|| "merged".to_owned(), |name| name.to_string_lossy().into_owned()),
-            };
+            // where its command looks for it
+            let name = wholes.iter().find_map(|whole| Some(whole.planned.as_ref()?.name.clone()));
+            let suite = || wholes.iter().flat_map(|whole| &whole.sources).find_map(MergeInput::suite);
+            let name = name.or_else(suite).or_else(|| Some(manifest?.command.clone()));
+            let name = file::plain_name(&name.unwrap_or_default());
             let plan = manifest.map(|manifest| match manifest.plan.as_str() {
                 "" => file::plain_name(&manifest.identity),
                 plan => file::plain_name(plan),
@@ -96,3 +104,6 @@ fn same_plan(first: &MergeInput, second: &MergeInput) -> Result<(), MergeError> 
     let (first, second) = (first.folder.clone(), second.folder.clone());
     Err(MergeError::Different { first, second, differ: differ.join(", ") })
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,8 @@ pub struct MergeInput {
     pub entries: Vec<Entry>,
     /// The line from which on its journal cannot be read.
     pub damaged: Option<usize>,
+    /// Whether it has rows or is finished, and its journal is gone.
+    pub lost: bool,
 }
 
 impl MergeInput {
@@ -31,11 +33,30 @@ impl MergeInput {
             return Ok(None);
         };
         let path = folder.join("journal.jsonl");
+        let (mut lost, ended) = (false, manifest.state == State::Done || folder.join("rows.csv").is_file());
         let (entries, damaged) = match journal::entries_and_damage(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                lost = ended; // one that was killed at once has neither
+                Default::default()
+            }
             result => result.map_err(RunError::reading(path))?,
         };
-        Ok(Some(Self { folder: folder.to_owned(), manifest, entries, damaged }))
+        Ok(Some(Self { folder: folder.to_owned(), manifest, entries, damaged, lost }))
+    }
+
+    /// In words, where its journal ends too early.
+    pub fn damage(&self) -> Option<String> {
+        let (line, path) = (self.damaged?, self.folder.join("journal.jsonl"));
+        Some(format!(
+            "{}: line {line} is cut off or damaged; what was in it and after it is missing",
+            path.display()
+        ))
+    }
+
+    /// The suite that it is of, as far as its rows say it.
+    pub(super) fn suite(&self) -> Option<String> {
+        let mut rows = self.entries.iter().flat_map(|entry| &entry.rows);
+        rows.find_map(|row| row.suite.clone())
     }
 
     pub(super) fn shard(&self) -> Option<Shard> {
@@ -89,6 +110,7 @@ impl ShardedRun {
         let parts = if planned.is_some() { shards(folder) } else { Vec::new() };
         let own = MergeInput::read(folder)?;
         if own.is_none() && parts.is_empty() {
+            warn_of_rows_without_manifest(folder);
             return Ok(None);
         }
         let above =
@@ -101,6 +123,7 @@ impl ShardedRun {
             let mut runs = Vec::new();
             for path in below(&base)? {
                 match MergeInput::read(&path) {
+                    Ok(None) => warn_of_rows_without_manifest(&path),
                     // a damaged one hides no other shard: its cells are missing
                     Err(error @ RunError::Damaged { .. }) => {
                         log::warn!("{} is left out: {error}", path.display());
@@ -136,6 +159,21 @@ impl ShardedRun {
         }
         found
     }
+}
+
+/// Says of a folder that has what a run writes that it is no run folder.
+pub fn warn_of_rows_without_manifest(folder: &Path) {
+    if let Some(name) = rows_without_manifest(folder) {
+        log::warn!(
+            "{} has {name} and no manifest.json, and is left out; copy the whole folder of its run",
+            folder.display()
+        );
+    }
+}
+
+fn rows_without_manifest(folder: &Path) -> Option<&'static str> {
+    let has = |name: &&str| folder.join(name).is_file();
+    ["rows.csv", "journal.jsonl"].into_iter().find(has).filter(|_| !has(&"manifest.json"))
 }
 
 /// The folders in `folder`; links are passed over.
@@ -184,6 +222,19 @@ mod tests {
             let named = ShardedRun::below(&one);
             assert!(matches!(named, Err(RunError::Damaged { .. })), "what is named is not passed over");
         }
+    }
+
+    #[test]
+    fn rows_without_a_manifest_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let run = root.path();
+        assert_eq!(rows_without_manifest(run), None);
+        std::fs::write(run.join("journal.jsonl"), "").unwrap();
+        assert_eq!(rows_without_manifest(run), Some("journal.jsonl"));
+        std::fs::write(run.join("rows.csv"), "").unwrap();
+        assert_eq!(rows_without_manifest(run), Some("rows.csv"));
+        put(run);
+        assert_eq!(rows_without_manifest(run), None);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::warm_start;
 use effattn_data::DataError;
 use effattn_data::tokenizer::Tokenizer;
+use effattn_kernel::embedding::PADDING;
 use effattn_model::Backbone;
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_model::attention::{entries, full};
@@ -134,13 +135,24 @@ impl Pretrained {
                 return Err(unfit(&path, format!("{key} is {found:?}, and only {wanted:?} is known")));
             }
         }
+        let pad = &json["pad_token_id"];
+        if !pad.is_null() && pad.as_u64() != Some(PADDING.into()) {
+            return Err(unfit(
+                &path,
+                format!(
+                    "pad_token_id is {pad}, and only {PADDING} is read, as RoBERTa has it: positions begin in row {} of their table, \
+                     the one behind it; give an encoder whose pad_token_id is {PADDING}",
+                    PADDING + 1
+                ),
+            ));
+        }
         let config: Config = serde_json::from_value(json).map_err(|error| unfit(&path, error.to_string()))?;
         let sizes = [
             ("hidden_size", config.hidden_size),
             ("num_hidden_layers", config.num_hidden_layers),
             ("num_attention_heads", config.num_attention_heads),
             ("intermediate_size", config.intermediate_size),
-            ("max_position_embeddings", config.max_position_embeddings.saturating_sub(2)),
+            ("max_position_embeddings", config.max_position_embeddings.saturating_sub(PADDING as usize + 1)),
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, size)| !(1..1 << 24).contains(size)) {
             return Err(unfit(&path, format!("{key} is not a valid model size")));

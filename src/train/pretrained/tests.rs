@@ -353,6 +353,8 @@ fn what_does_not_fit_is_named() {
     );
     assert!(says("\"roberta\"", "\"bert\"").contains("model_type is \"bert\""));
     assert!(says("\"gelu\"", "\"relu\"").contains("hidden_act is \"relu\""));
+    let padded = says("\"hidden_act\"", "\"pad_token_id\": 7, \"hidden_act\"");
+    assert!(padded.contains("config.json: pad_token_id is 7, and only 1 is read"), "{padded}");
     assert!(says("\"hidden_size\"", "\"size\"").contains("missing field `hidden_size`"));
     assert!(
         says("\"num_attention_heads\": 2", "\"num_attention_heads\": 3")

@@ -151,26 +151,34 @@ impl Weights<'_> {
     }
 
     /// Whether they fit a `target` that is longer than the encoder, but for its length.
-    fn serves_its_length(&self, target: &RobertaConfig) -> bool {
+    fn serves_its_length(&self, target: &RobertaConfig, redrawn: &[String]) -> bool {
         let mut tensors = self.tensors.clone();
-        tensors.remove(POSITIONS);
-        let builder = ParamBuilder::given_or_seeded(0, tensors, &Device::Cpu, false);
-        target.positions > self.of.positions && Roberta::new(&self.of.at_its_length(target), &builder).is_ok()
+        // they were lengthened: the first are those of the encoder
+        let own = |table: &Tensor| table.narrow(0, 0, table.dim(0)?.min(self.of.positions + 2));
+        if let Some(Ok(table)) = tensors.get(POSITIONS).map(own) {
+            tensors.insert(POSITIONS.to_owned(), table);
+        }
+        let short = Weights { of: self.of, tensors };
+        target.positions > self.of.positions && short.place(&self.of.at_its_length(target), redrawn).is_ok()
     }
 
-    /// Compares names and shapes with those of `target`, but for the constants whose names end with one of `redrawn`.
+    /// As [`Self::place`], with the length that the weights serve where `target` is too long for them.
     fn check(&self, target: &RobertaConfig, redrawn: &[String]) -> Result<()> {
-        let folder = &self.of.folder;
-        let builder = ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false);
-        Roberta::new(target, &builder).map_err(|error| {
-            let hint = self.serves_its_length(target).then(|| {
-                let positions = self.of.positions;
+        self.place(target, redrawn).map_err(|problem| {
+            let positions = self.of.positions;
+            let hint = self.serves_its_length(target, redrawn).then(|| {
                 format!(
                     "; these weights are of inputs of at most {positions} positions: give --len {positions}"
                 )
             });
-            unfit(folder, format!("{}{}", message(&error), hint.unwrap_or_default()))
-        })?;
+            unfit(&self.of.folder, format!("{problem}{}", hint.unwrap_or_default()))
+        })
+    }
+
+    /// Compares names and shapes with those of `target`, but for the constants whose names end with one of `redrawn`.
+    fn place(&self, target: &RobertaConfig, redrawn: &[String]) -> std::result::Result<(), String> {
+        let builder = ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false);
+        Roberta::new(target, &builder).map_err(|error| message(&error))?;
         let params = builder.finish();
         let known: BTreeSet<&str> =
             params.names().chain(params.constants().keys().map(String::as_str)).collect();
@@ -182,22 +190,17 @@ impl Weights<'_> {
         let wanted = |name: &&str| !redrawn.iter().any(|constant| name.ends_with(constant));
         let mut constants = constants.filter(|_| trained).filter(wanted);
         if let Some(missing) = constants.find(|name| !self.tensors.contains_key(*name)) {
-            return Err(unfit(folder, format!("the weights have no tensor {missing}")));
+            return Err(format!("the weights have no tensor {missing}"));
         }
         if let Some(missing) = params.names().find(|name| !self.tensors.contains_key(*name) && !drawn(name)) {
-            return Err(unfit(
-                folder,
-                format!("the weights have no tensor {missing}, which config.json asks for"),
-            ));
+            return Err(format!("the weights have no tensor {missing}, which config.json asks for"));
         }
         let heads = |name: &str| name.starts_with("classifier.") || name.starts_with("lm_head.");
         let mut left: Vec<&String> =
             self.tensors.keys().filter(|name| !known.contains(name.as_str()) && !heads(name)).collect();
         left.sort();
         match left.first() {
-            Some(name) => {
-                Err(unfit(folder, format!("the tensor {name} has no place in the model of config.json")))
-            }
+            Some(name) => Err(format!("the tensor {name} has no place in the model of config.json")),
             None => Ok(()),
         }
     }

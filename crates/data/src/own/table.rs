@@ -215,6 +215,16 @@ impl Fields<'_> {
     }
 }
 
+/// The fields that are read: two of one name are an error here, where of [`Json`] the second one counts.
+#[derive(serde::Deserialize)]
+#[expect(dead_code, reason = "what is read is taken from the JSON value")]
+struct JsonFields {
+    text: Option<Json>,
+    text1: Option<Json>,
+    text2: Option<Json>,
+    label: Option<Json>,
+}
+
 /// Rows of JSON objects with texts and a label; a label may be a text, a whole number or true and false.
 fn json_lines(text: &str) -> Rows {
     let mut rows = Vec::new();
@@ -225,6 +235,8 @@ fn json_lines(text: &str) -> Rows {
         let json: Json = serde_json::from_str(line)
             .map_err(|error| (number, format!("is not JSON ({error}); {expected}")))?;
         let object = json.as_object().ok_or_else(|| (number, format!("is no JSON object; {expected}")))?;
+        serde_json::from_str::<JsonFields>(line)
+            .map_err(|error| (number, format!("has a field twice ({error}); {expected}")))?;
         let pair = two.get_or_insert(!object.contains_key("text") && object.contains_key("text1"));
         let field = |key: &str| match object.get(key) {
             Some(Json::String(text)) => Ok(text.clone()),
@@ -294,6 +306,11 @@ mod tests {
             ("a.csv", b"text,label\n", "a.csv: has no rows"),
             ("a.csv", b"text,label\na,1\nb\xff,1\n", "a.csv:3: is not UTF-8"),
             ("a.jsonl", b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \n", "a.jsonl:2: is not JSON"),
+            (
+                "a.jsonl",
+                b"{\"text\": \"a\", \"text\": \"b\", \"label\": 1}\n",
+                "a.jsonl:1: has a field twice",
+            ),
             ("a.jsonl", b"[1]\n", "a.jsonl:1: is no JSON object"),
             ("a.jsonl", b"{\"text\": \"a\"}\n", "a.jsonl:1: has no \"label\""),
             ("a.jsonl", b"{\"text\": 1, \"label\": 1}\n", "a.jsonl:1: \"text\" is no text"),

@@ -1,5 +1,6 @@
 //! Suites: one table or figure of a paper each.
 
+mod published;
 mod text;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ use super::settings::Settings;
 use super::unknown;
 use crate::Published;
 use crate::file;
+
+pub use text::toml_problem;
 
 /// The suites in the binary: name and text.
 pub const BUILTIN_SUITES: &[(&str, &str)] = &[
@@ -242,9 +245,9 @@ impl PublishedTable {
 }
 
 impl Suite {
-    /// Whether `row` runs `preset`, or its numbers belong to it.
-    pub fn is_of(&self, row: &SuiteRow, preset: &str) -> bool {
-        [self.preset_of(row), self.numbers_of.as_deref()].into_iter().flatten().any(|known| known == preset)
+    /// Whether numbers of a row that runs the preset `own` are of `preset`: it is that one, or the one that the suite says.
+    pub fn is_of(&self, own: Option<&str>, preset: &str) -> bool {
+        [own, self.numbers_of.as_deref()].into_iter().flatten().any(|known| known == preset)
     }
 
     /// The preset that its text gives `row`.
@@ -269,7 +272,9 @@ impl Suite {
     /// The first shipped suite of `protocol` with published numbers of `preset`.
     pub fn of(protocol: &str, preset: &str) -> Option<Self> {
         let mut suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Self::load(name).ok());
-        let has = |suite: &Self, row: &SuiteRow| !row.published.is_empty() && suite.is_of(row, preset);
+        let has = |suite: &Self, row: &SuiteRow| {
+            !row.published.is_empty() && suite.is_of(suite.preset_of(row), preset)
+        };
         let of = |suite: &Self| suite.protocol == protocol && suite.rows.iter().any(|row| has(suite, row));
         suites.find(of)
     }

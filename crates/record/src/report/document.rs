@@ -153,49 +153,56 @@ impl Document {
         text
     }
 
-    /// `text` with what stands between its markers renewed; nothing without both markers in order. A marker may name the part that its
-    /// page shows: `<!-- effattn report: begin cosformer -->`. What is no part's name is an error that lists them.
+    /// `text` with what stands between its markers renewed, each on a line of its own; nothing without markers. A marker may name the
+    /// part that stands there: `<!-- effattn report: begin cosformer -->`.
+    ///
+    /// # Errors
+    /// A marker without its other one, and what is no part's name.
     pub fn splice(&self, text: &str) -> Result<Option<String>, String> {
-        let Some(begin) = marker(text, BEGIN_WORDS) else { return Ok(None) };
-        let name = begin.trim_start_matches(BEGIN_WORDS).trim_end_matches("-->").trim();
-        let part = match name {
-            "" => None,
-            name => {
-                Some(Part::NAMES.iter().find(|(known, _)| *known == name).map(|(_, part)| *part).ok_or_else(
-                    || {
-                        let names: Vec<&str> = Part::NAMES.iter().map(|(name, _)| *name).collect();
-                        format!(
-                            "a report has no part {name:?}; one of {}, or none for all of it",
-                            names.join(", ")
-                        )
-                    },
-                )?)
+        let (mut out, mut open, mut found) = (String::new(), None, false);
+        for (index, line) in text.split_inclusive('\n').enumerate() {
+            let (number, words) = (index + 1, line.trim());
+            let begins = words.starts_with(BEGIN_WORDS) && words.ends_with("-->");
+            match open {
+                Some(begin) if begins => return Err(no_end(begin)),
+                Some(_) if words == END => (open, found) = (None, true),
+                Some(_) => continue,
+                None if words == END => return Err(format!("line {number}: no {BEGIN} in front of {END}")),
+                None => {}
             }
-        };
-        Ok(splice(text, begin, &self.markdown(part)))
+            out.push_str(line);
+            if begins {
+                open = Some(number);
+                let text = self.markdown(part(words)?);
+                out.push_str(&format!(
+                    "{}{}\n",
+                    if line.ends_with('\n') { "" } else { "\n" },
+                    text.trim_end()
+                ));
+            }
+        }
+        match open {
+            Some(begin) => Err(no_end(begin)),
+            None => Ok(found.then_some(out)),
+        }
     }
 }
 
-/// The first line of `text` that starts with `words` and is a comment, as it stands there.
-fn marker<'a>(text: &'a str, words: &str) -> Option<&'a str> {
-    text.lines().map(str::trim).find(|line| line.starts_with(words) && line.ends_with("-->"))
+fn no_end(begin: usize) -> String {
+    format!("line {begin}: no {END} behind it; everything up to that marker is replaced")
 }
 
-/// `text` with everything between the marker `begin` and [`END`] replaced by `content`; nothing without both markers in order.
-fn splice(text: &str, begin: &str, content: &str) -> Option<String> {
-    let start = line(text, begin)? + begin.len();
-    let end = start + line(&text[start..], END)?;
-    Some(format!("{}\n{}\n{}", &text[..start], content.trim_end(), &text[end..]))
-}
-
-/// Where `marker` stands on a line of its own: in the middle of one it is text.
-fn line(text: &str, marker: &str) -> Option<usize> {
-    let alone = |at: usize| {
-        let (before, after) = (&text[..at], &text[at + marker.len()..]);
-        let blank = |text: &str| text.trim().is_empty();
-        blank(before.rsplit('\n').next().unwrap_or("")) && blank(after.split('\n').next().unwrap_or(""))
-    };
-    text.match_indices(marker).map(|(at, _)| at).find(|at| alone(*at))
+/// The part that the marker `begin` names; none for all of them.
+fn part(begin: &str) -> Result<Option<Part>, String> {
+    let name = begin.trim_start_matches(BEGIN_WORDS).trim_end_matches("-->").trim();
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let part = Part::NAMES.iter().find(|(known, _)| *known == name).map(|(_, part)| Some(*part));
+    part.ok_or_else(|| {
+        let names: Vec<&str> = Part::NAMES.iter().map(|(name, _)| *name).collect();
+        format!("a report has no part {name:?}; one of {}, or none for all of it", names.join(", "))
+    })
 }
 
 /// How the marker in front of what [`Document::splice`] replaces starts; the name of a part may follow.
@@ -250,7 +257,18 @@ mod tests {
         );
         assert_eq!(document.splice(&once), Ok(Some(once.clone())));
         assert_eq!(document.splice("no markers"), Ok(None));
-        assert_eq!(document.splice(&format!("{END} {BEGIN}")), Ok(None));
+        assert_eq!(
+            document.splice(&format!("{END} {BEGIN}")),
+            Ok(None),
+            "in the middle of a line it is text"
+        );
+        let two = format!("a\n{BEGIN}\nold\n{END}\nb\n{BEGIN_WORDS} trained -->\nold\n{END}\n");
+        assert_eq!(document.splice(&two).unwrap().unwrap().matches("old").count(), 0, "every pair");
+        let told = |text: &str| document.splice(text).unwrap_err();
+        let open = format!("a\n{BEGIN}\nprose\n{BEGIN}\nold\n{END}\n");
+        assert!(told(&open).starts_with("line 2: no <!-- effattn report: end -->"), "{}", told(&open));
+        assert!(told(&format!("{BEGIN}\nprose")).starts_with("line 1: no "));
+        assert!(told(&format!("{END}\n{BEGIN}\n{END}")).starts_with("line 1: no "));
     }
 
     #[test]

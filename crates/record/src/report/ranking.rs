@@ -122,11 +122,19 @@ fn resolving_command(
         "fused" | "" => String::new(),
         kernel => format!(" --kernel {kernel}"),
     };
+    let dtype = match row.dtype.as_str() {
+        "f32" | "" => String::new(),
+        dtype => format!(" --dtype {dtype}"),
+    };
+    let device = match row.device.as_str() {
+        "cpu" | "" => String::new(),
+        device => format!(" --device {device}"),
+    };
     let layers = row.setting("layers").map_or_else(String::new, |layers| format!(" --layers {layers}"));
     let threads = row.threads.map_or_else(String::new, |threads| format!(" --threads {threads}"));
     let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
-        "More {what} resolve it: effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel}{threads} {repeated}",
+        "More {what} resolve it: effattn {} --model {}{program}{preset}{layers} --len {lens}{batch}{mode}{kernel}{dtype}{device}{threads} {repeated}",
         row.protocol,
         choices.join(",")
     ))
@@ -436,6 +444,16 @@ mod tests {
         let note = table.notes.iter().find(|note| note.starts_with("not resolved")).unwrap();
         let command = "effattn speed --model full,ls --program torch,jax --len 2048 --mode train --min-runs ";
         assert!(note.contains(command), "{note}");
+        let rows = ["full", "ls"].map(|model| Row {
+            std: Some(1.5),
+            n: Some(3),
+            dtype: "bf16".to_owned(),
+            device: "cuda".to_owned(),
+            ..row(model, 2048, 2.0)
+        });
+        let table = &rankings(&rows, None)[0];
+        let note = table.notes.iter().find(|note| note.starts_with("not resolved")).unwrap();
+        assert!(note.contains(" --dtype bf16 --device cuda --"), "{note}");
     }
 
     #[test]

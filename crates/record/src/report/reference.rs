@@ -1,5 +1,6 @@
 //! Other programs' measured steps beside ours: `speed --reference`.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -132,7 +133,14 @@ pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
         let lines = rows.iter().enumerate();
         all.extend(lines.filter_map(|(index, row)| Some((index + 2, Reference::of(row)?))));
     } else {
-        for (index, record) in ::csv::Reader::from_reader(text.as_bytes()).deserialize().enumerate() {
+        let mut reader = ::csv::Reader::from_reader(text.as_bytes());
+        let columns = reader.headers().map_err(|error| bad(1, error.to_string()))?.clone();
+        let lacks = |name: &&&str| !columns.iter().any(|column| column == **name);
+        if let Some(name) = ["model", "len", "mode", "ms"].iter().find(lacks) {
+            let there = columns.iter().collect::<Vec<_>>().join(", ");
+            return Err(bad(1, format!("there is no column {name} among {there}")));
+        }
+        for (index, record) in reader.deserialize().enumerate() {
             all.push((index + 2, record.map_err(|error| bad(index + 2, error.to_string()))?));
         }
     }
@@ -144,6 +152,18 @@ pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
         return Err(ReferenceError::Time { line, ms });
     }
     Ok(all.into_iter().map(|(_, one)| one).collect())
+}
+
+/// What is to be said of models of `references` that no row has; nothing where there is none.
+pub fn unmatched(rows: &[Row], references: &[Reference]) -> Option<String> {
+    let ours: BTreeSet<String> =
+        rows.iter().filter(|row| row.other_program().is_none()).map(Row::choice).collect();
+    let of_none = |model: &&str| *model != "ls-own" && !ours.contains(*model);
+    let models: BTreeSet<&str> = references.iter().map(|one| one.model.as_str()).filter(of_none).collect();
+    let list = models.into_iter().collect::<Vec<_>>().join(", ");
+    (!list.is_empty()).then(|| {
+        format!("--reference has numbers of models that were not measured, which are not shown: {list}")
+    })
 }
 
 /// The measurements in a run folder; none if there is no such file.

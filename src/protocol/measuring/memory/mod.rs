@@ -30,6 +30,9 @@ use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
 use effattn_record::config::units::Bytes;
 use effattn_record::{Metric, Outcome, Pass, Row};
 
+/// The metric whose published numbers stand beside the measured ones.
+const PUBLISHED: &str = "peak_memory";
+
 /// What is looked for besides the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct LengthSearch {
@@ -97,6 +100,7 @@ impl Protocol for Memory {
 
     /// The cells of `grid`. With `fit`, lengths are bounds of the search.
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::check_metrics(grid, &[PUBLISHED])?;
         cells_by_place(grid, |pick, place| {
             let longest = pick.settings.len.iter().flat_map(|list| &list.0).max();
             // with a budget, the longest length only bounds the search
@@ -207,7 +211,7 @@ fn cell(
     // a search begins with short lengths
     let probe = request.with_len(if search.searches() { fit::FIRST.min(len) } else { len }).spec;
     let (resolved, unsupported) = resolve_or_unsupported(pick, |choice| probe.resolve_measured(choice))?;
-    let published = pick.published("peak_memory", pass, len);
+    let published = pick.published(PUBLISHED, pass, len);
     let row = Row { published, ..probe.row(INFO.name, threads, resolved.as_deref()) };
     let work = row.flops.map_or(0.0, |flops| probe.step_flops(flops));
     let mut usual = StepRequest::new(request.spec.default_spec(PRESET), search);

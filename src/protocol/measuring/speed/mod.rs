@@ -70,11 +70,8 @@ impl Protocol for Speed {
         plan::defaults(flags)
     }
 
-    fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
-        plan::check_flags(flags)
-    }
-
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        shared::check_metrics(grid, &plan::PUBLISHED)?;
         cells_by_place(grid, |pick, place| plan::cell(grid, pick, place, threads).map(Some))
     }
 

@@ -76,17 +76,6 @@ impl Timing {
     }
 }
 
-/// Refuses bounds that exclude each other.
-pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
-    let said = flags.user_settings();
-    match (said.runs, said.min_runs) {
-        (Some(runs), Some(min)) if runs < min => {
-            Err(PlanError(format!("--runs {runs} is fewer than --min-runs {min}; give one of them")))
-        }
-        _ => Ok(()),
-    }
-}
-
 impl Measure for Timing {
     fn of(settings: &Settings) -> Self {
         let usual = Self::USUAL;
@@ -122,6 +111,9 @@ pub fn defaults(flags: &GridFlags) -> GridDefaults {
     GridDefaults { settings, models: usual.map(|usual| usual.models).or(decoded).unwrap_or(models) }
 }
 
+/// Metrics whose published numbers stand beside the measured ones.
+pub const PUBLISHED: [&str; 2] = ["step_time", "steps_per_second"];
+
 /// The cell of `pick` at a point of `grid`.
 pub fn cell(
     grid: &Grid,
@@ -136,8 +128,7 @@ pub fn cell(
         unsupported = cannot_decode(grid, &spec, choice)?;
         resolved = resolved.filter(|_| unsupported.is_none());
     }
-    let published =
-        ["step_time", "steps_per_second"].map(|metric| (metric, pick.published(metric, pass, len)));
+    let published = PUBLISHED.map(|metric| (metric, pick.published(metric, pass, len)));
     let (metric, published) = published.into_iter().find(|(_, number)| number.is_some()).unwrap_or_default();
     let row = Row { metric: metric.to_owned(), published, ..spec.row(NAME, threads, resolved.as_deref()) };
     // without multiply-adds it is one token, which takes no time

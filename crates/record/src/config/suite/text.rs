@@ -1,19 +1,16 @@
 //! The TOML text of a suite: its keys as they stand in the file, and their checks.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRatio, SuiteRow};
+use super::published::{PublishedPlaces, WireTables};
+use super::{Column, PublishedOnlyRow, Suite, SuiteError, SuiteRatio, SuiteRow};
 use crate::config::lists::{MechanismSpec, Models};
 use crate::config::settings::Settings;
 use crate::config::{ParseError, nearest, unknown};
 use crate::file::plain_name;
-use crate::{Outcome, Published};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,61 +55,6 @@ struct WirePrinted {
     published: Spanned<WireTables>,
 }
 
-/// One table, or a list of them.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a table such as { metric = \"accuracy\", text = 65.4 }, or a list of such tables"
-)]
-enum WireTables {
-    One(WirePublished),
-    Many(Vec<WirePublished>),
-}
-
-#[derive(Deserialize)]
-struct WirePublished {
-    metric: String,
-    source: Option<String>,
-    #[serde(flatten)]
-    values: BTreeMap<String, WireValues>,
-}
-
-/// A number, a mark such as "oom", or a list of them.
-struct WireValues(Vec<(Published, Option<usize>)>);
-
-impl<'de> Deserialize<'de> for WireValues {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Values;
-        impl<'de> Visitor<'de> for Values {
-            type Value = Vec<(Published, Option<usize>)>;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a number, \"oom\", or a list of them")
-            }
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
-                let digits = value.to_string().split_once('.').map_or(1, |(_, digits)| digits.len());
-                Ok(vec![(Published::Value(value), Some(digits))])
-            }
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
-                Ok(vec![(Published::Value(value as f64), Some(0))])
-            }
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
-                let allowed = [Outcome::Oom, Outcome::Diverged, Outcome::Timeout, Outcome::Failed];
-                let outcome = allowed.into_iter().find(|outcome| outcome.word() == word);
-                let wrong = || E::invalid_value(de::Unexpected::Str(word), &self);
-                outcome.map(|outcome| vec![(Published::Outcome(outcome), None)]).ok_or_else(wrong)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-                let mut values = Vec::new();
-                while let Some(WireValues(part)) = seq.next_element()? {
-                    values.extend(part);
-                }
-                Ok(values)
-            }
-        }
-        deserializer.deserialize_any(Values).map(Self)
-    }
-}
-
 impl Suite {
     /// Reads the text of `file`.
     pub fn parse(file: &str, text: &str) -> Result<Self, SuiteError> {
@@ -121,8 +63,10 @@ impl Suite {
             line: line_of(text, offset),
             problem,
         };
-        let wire: WireSuite = toml::from_str(text)
-            .map_err(|error| at(error.span().map_or(0, |span| span.start), one_line(error.message())))?;
+        let wire: WireSuite = toml::from_str(text).map_err(|error| {
+            let (line, problem) = toml_problem(text, &error);
+            SuiteError::At { file: file.to_owned(), line, problem }
+        })?;
         if wire.row.is_empty() {
             return Err(at(0, "there is no [[row]]; give at least one".to_owned()));
         }
@@ -135,8 +79,14 @@ impl Suite {
             return Err(at(place, format!("column {title:?} has no metrics; give the name of at least one")));
         }
         let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
-        let lengths = base.len.as_ref().map_or(0, |len| len.0.len());
-        let mut rows = Vec::new();
+        let places = PublishedPlaces {
+            text,
+            protocol: wire.protocol.get_ref(),
+            columns: &wire.columns,
+            by_len: wire.by_len.as_ref().is_some_and(|by_len| *by_len.get_ref()),
+            lens: base.len.as_ref().map_or(&[], |len| &len.0),
+        };
+        let mut rows: Vec<SuiteRow> = Vec::new();
         for row in wire.row {
             let start = row.model.span().start;
             let mut model = single(row.model.get_ref()).map_err(|problem| at(start, problem))?;
@@ -147,7 +97,15 @@ impl Suite {
                 return Err(at(start, problem));
             }
             model.knobs.extend(row.knobs.iter().map(|(key, value)| (key.clone(), knob_text(value))));
-            let published = row.published.map(|wire| tables(wire, &row.label, lengths));
+            if let Some(known) = rows.iter().find(|known| known.label == row.label) {
+                let SuiteRow { label, line, .. } = known;
+                return Err(at(
+                    start,
+                    format!("the label {label:?} is that of line {line} too; give each row its own"),
+                ));
+            }
+            let own = row.set.len.as_ref().map(|len| len.0.as_slice());
+            let published = row.published.map(|wire| places.tables(wire, &row.label, own));
             let published =
                 published.transpose().map_err(|(start, problem)| at(start, problem))?.unwrap_or_default();
             let line = 1 + newlines.partition_point(|at| *at < start);
@@ -158,7 +116,7 @@ impl Suite {
         let mut printed = Vec::new();
         for WirePrinted { label, why, published } in wire.printed {
             let published =
-                tables(published, &label, lengths).map_err(|(start, problem)| at(start, problem))?;
+                places.tables(published, &label, None).map_err(|(start, problem)| at(start, problem))?;
             printed.push(PublishedOnlyRow { label, why, published });
         }
         let by_len = wire.by_len.filter(|by_len| *by_len.get_ref());
@@ -200,7 +158,10 @@ fn misplaced(
     (rows, base): (&[SuiteRow], &Settings),
     columns: &[Column],
 ) -> Option<String> {
-    let SuiteRatio { over, under, len, metric, key, .. } = ratio;
+    let SuiteRatio { over, under, len, metric, key, published, .. } = ratio;
+    if !published.is_finite() {
+        return Some(format!("the published ratio {published} is no finite number"));
+    }
     for label in [over, under] {
         let mut own = rows.iter().filter(|row| row.printed_as() == label).peekable();
         if own.peek().is_none() {
@@ -217,44 +178,26 @@ fn misplaced(
     })
 }
 
-/// The tables of `wire`, or where and what is wrong with them.
-fn tables(
-    wire: Spanned<WireTables>,
-    label: &str,
-    lengths: usize,
-) -> Result<Vec<PublishedTable>, (usize, String)> {
-    let start = wire.span().start;
-    let tables = match wire.into_inner() {
-        WireTables::One(table) => vec![table],
-        WireTables::Many(tables) => tables,
-    };
-    let read = |WirePublished { metric, source, values }: WirePublished| {
-        let (mut digits, mut numbers) = (BTreeMap::new(), BTreeMap::new());
-        for (key, WireValues(values)) in values {
-            let (own, places): (Vec<Published>, Vec<Option<usize>>) = values.into_iter().unzip();
-            digits.insert(key.clone(), places);
-            numbers.insert(key, own);
-        }
-        let values: BTreeMap<String, Vec<Published>> = numbers;
-        match values.iter().find(|(_, values)| values.len() > lengths.max(1)) {
-            Some((key, values)) => {
-                let count = values.len();
-                Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))
-            }
-            None => Ok(PublishedTable { metric, source, values, digits }),
-        }
-    };
-    tables.into_iter().map(read).collect()
-}
-
 fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// The line that `error` is at in `text`, and what is wrong there, on one line.
+pub fn toml_problem(text: &str, error: &toml::de::Error) -> (usize, String) {
+    (line_of(text, error.span().map_or(0, |span| span.start)), one_line(error.message()))
 }
 
 /// toml's message on one line, with the nearest key where a key is unknown.
 fn one_line(message: &str) -> String {
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    let Some(rest) = message.strip_prefix("unknown field ") else { return message };
+    if let Some(key) = message.strip_prefix("missing field ") {
+        return format!("the key {key} is missing; give it");
+    }
+    let Some(rest) = message.strip_prefix("unknown field ") else {
+        return message
+            .replace("expected a sequence", "expected a list")
+            .replace("expected a map", "expected a table");
+    };
     let mut words = rest.split('`').skip(1).step_by(2);
     let Some(key) = words.next() else { return message };
     let keys: Vec<&str> = words.collect();
@@ -284,6 +227,7 @@ fn knob_text(value: &toml::Value) -> String {
 mod tests {
     use super::*;
     use crate::config::suite::BUILTIN_SUITES;
+    use crate::{Outcome, Published};
 
     const HEAD: &str = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [1024, 2048]\n";
 
@@ -324,6 +268,47 @@ mod tests {
         let table = suite.rows[0].table("m").unwrap();
         assert_eq!(table.source.as_deref(), Some("another paper"));
         assert_eq!(table.values.keys().collect::<Vec<_>>(), ["infer"], "a source is no number");
+    }
+
+    #[test]
+    fn mistakes_in_published_numbers_are_told_with_their_line() {
+        let row = "[[row]]\nlabel = \"a\"\nmodel = \"ls\"\n";
+        let told = |table: &str| error(&format!("{row}published = {{ metric = \"m\", {table} }}"));
+        let starts = |table: &str, says: &str| {
+            let told = told(table);
+            assert!(told.starts_with(&format!("suite x.toml:9: a: {says}")), "{table}: {told}");
+        };
+        starts(
+            "trian = [5, 6]",
+            "unknown key of published numbers \"trian\" (did you mean train?); known: infer",
+        );
+        starts("\"infer-999\" = 7", "unknown key of published numbers \"infer-999\"");
+        for few in ["5", "[1]"] {
+            starts(&format!("infer = {few}"), "infer has 1 published value for 2 lengths; give one for each");
+        }
+        starts("infer = [1, nan]", "infer has the published value NaN, which is no finite number");
+        starts("infer = [-inf, 1]", "infer has the published value -inf");
+        let several = format!(
+            "{row}published = [\n{{ metric = \"m\", infer = [1, 2] }},\n{{ metric = \"n\", trian = [1, 2] }}]"
+        );
+        assert!(error(&several).starts_with("suite x.toml:11: a: unknown key"), "{}", error(&several));
+        let first = format!("{row}set = {{ len = 1024 }}\npublished = {{ metric = \"m\", infer = 5 }}");
+        assert!(Suite::parse("x.toml", &format!("{HEAD}{first}")).is_ok(), "the first length only");
+        let other = first.replace("1024", "2048");
+        assert!(error(&other).contains("1 published value for 2 lengths"), "{}", error(&other));
+        let twice = error(&format!("{row}{row}"));
+        assert!(twice.starts_with("suite x.toml:11: the label \"a\" is that of line 8 too"), "{twice}");
+        let trained =
+            format!("{HEAD}{row}published = {{ metric = \"m\", listops = 5 }}").replace("speed", "lra");
+        assert!(Suite::parse("x.toml", &trained).is_ok(), "a task");
+    }
+
+    #[test]
+    fn words_of_the_reader_are_plain() {
+        let told = error("");
+        assert!(told.contains("the key `row` is missing"), "{told}");
+        let told = error("[row]\nlabel = \"a\"");
+        assert!(told.contains("expected a list") && !told.contains('\n'), "{told}");
     }
 
     #[test]
@@ -375,7 +360,9 @@ mod tests {
         let row = "[[row]]\nlabel = \"a\"\nmodel = ";
         assert!(error(&format!("{row}\"a,b\"")).starts_with("suite x.toml:8: a row takes one mechanism"));
         let wrong = format!("{row}\"ls\"\npublished = {{ metric = \"m\", infer = [1, 2, 3] }}");
-        assert_eq!(error(&wrong), "suite x.toml:9: a: infer has 3 published values for 2 lengths");
+        let says =
+            "suite x.toml:9: a: infer has 3 published values for 2 lengths; give one for each length of";
+        assert!(error(&wrong).starts_with(says), "{}", error(&wrong));
         assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
         let zero = format!("width = 0\n{row}\"ls\"");
         assert!(error(&zero).starts_with("suite x.toml:4: [base]: width: "), "{}", error(&zero));

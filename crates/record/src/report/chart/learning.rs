@@ -204,8 +204,20 @@ mod tests {
             let lines: Vec<TrainingCurve> = names.iter().map(line).collect();
             learning("x", "T", "%", &lines, None).unwrap().unwrap().svg.matches("#A8A8A8").count()
         };
-        let all = ["full", "ls", "cosformer", "linear", "linformer", "rfa", "local", "reformer"];
-        assert_eq!(drawn(&all[..7]), 0);
+        let all = [
+            "full",
+            "ls",
+            "cosformer",
+            "linear",
+            "linformer",
+            "rfa",
+            "local",
+            "reformer",
+            "dp",
+            "sparse",
+            "bigbird",
+        ];
+        assert_eq!(drawn(&all[..10]), 0);
         assert!(drawn(&all) > 0);
     }
 

@@ -6,7 +6,10 @@ use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point};
 use super::labels::spread;
 use super::style::{Dash, SeriesStyle};
 
+/// Pixels of a figure whose labels are not unusually long.
 const WIDTH: f64 = 1200.0;
+/// Least width of the area of a panel.
+const AREA: f64 = 640.0;
 const HEADER: f64 = 110.0;
 const LEFT: f64 = 130.0;
 const LEADER: f64 = 48.0;
@@ -71,7 +74,7 @@ impl Plane<'_> {
         let lines = || self.panels.iter().flat_map(|panel| &panel.lines);
         let labels = lines().filter_map(|line| line.label);
         let longest = labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max);
-        let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
+        let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(AREA);
         let width = LEFT + area + LEADER + longest + 24.0;
         let most = self.panels.iter().map(|panel| panel.named()).max().unwrap_or(0);
         let tall = HEIGHT.max(most.min(NAMED) as f64 * LINE + 10.0);

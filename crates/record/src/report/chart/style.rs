@@ -14,6 +14,10 @@ const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const PINK: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
 const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
 const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
+/// Three of Tol's muted scheme ("Colour schemes", 2021) that resemble none of the seven, for charts in which nothing but the colour tells
+/// lines apart.
+const FURTHER: [RGBColor; 3] =
+    [RGBColor(0x88, 0x22, 0x55), RGBColor(0x99, 0x99, 0x33), RGBColor(0x33, 0x22, 0x88)];
 const GREY: RGBColor = RGBColor(0xa8, 0xa8, 0xa8);
 
 const MARKERS: [Marker; 7] =
@@ -247,7 +251,8 @@ pub(super) fn shown(labels: &[&str]) -> Vec<bool> {
 /// A colour per mechanism, none twice while there are enough: the best-known ones keep theirs. For charts whose lines are too
 /// dense for strokes and markers. Mechanisms beyond the last colour have none.
 pub(super) fn apart(mechanisms: &[&str]) -> Vec<Option<SeriesStyle>> {
-    let shown = shown_of(mechanisms, COLORS.len());
+    let colors = || COLORS.into_iter().chain(FURTHER);
+    let shown = shown_of(mechanisms, colors().count());
     let own = looks(mechanisms);
     let mut order: Vec<usize> = (0..mechanisms.len()).filter(|index| shown[*index]).collect();
     order.sort_by_key(|index| rank(mechanisms[*index]));
@@ -260,7 +265,7 @@ pub(super) fn apart(mechanisms: &[&str]) -> Vec<Option<SeriesStyle>> {
     }
     for index in order {
         let taken = |color: &RGBColor| chosen.iter().flatten().any(|look| look.color == *color);
-        if let (None, Some(color)) = (chosen[index], COLORS.into_iter().find(|color| !taken(color))) {
+        if let (None, Some(color)) = (chosen[index], colors().find(|color| !taken(color))) {
             chosen[index] = Some(SeriesStyle { color, ..own[index] });
         }
     }
@@ -334,8 +339,10 @@ mod tests {
             assert!(!colors[..index].contains(color), "{}", names[index]);
         }
         assert_eq!((colors[1], colors[2], colors[3]), (BLACK, VERMILION, BLUE), "the best-known keep theirs");
-        let crowd = ["bigbird", "rfa", "full", "dp", "window", "sparse", "local", "ls"];
-        assert_eq!(apart(&crowd).iter().filter(|look| look.is_none()).count(), 1);
+        let crowd: Vec<&str> = MECHANISMS[..11].iter().map(|entry| entry.0).collect();
+        let colored: Vec<RGBColor> = apart(&crowd).into_iter().flatten().map(|look| look.color).collect();
+        assert_eq!(colored.len(), 10);
+        assert!((1..10).all(|index| !colored[..index].contains(&colored[index])), "{colored:?}");
     }
 
     #[test]

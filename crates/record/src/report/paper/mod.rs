@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::floor::Floor;
 use super::table::Table;
 use super::trained::Index;
+use crate::config::lists::Models;
 use crate::config::suite::{Column, Suite, SuiteRow};
 use crate::text::letter;
 use crate::{Metric, Published, Row};
@@ -284,9 +285,22 @@ impl<'a> Writer<'a> {
         let writer = Writer::new(self.source_of(column), self.index);
         let suite = writer.source.suite;
         let mut models: Vec<String> = Vec::new();
-        for row in writer.entries(line).iter().flat_map(|(index, _)| writer.planned(*index)) {
-            if !models.contains(&row.label()) {
-                models.push(row.label());
+        for (index, of_suite) in writer.entries(line) {
+            // a mechanism's name chooses its variants, too: the label does not, where it can be typed
+            let is_variant =
+                |other: &SuiteRow| other.model.name == of_suite.model.name && !other.model.knobs.is_empty();
+            let can_be_typed = |label: &str| {
+                let read = label.parse::<Models>();
+                read.is_ok_and(|Models(read)| matches!(&read[..], [one] if one.name == label))
+            };
+            let label = Some(&of_suite.label)
+                .filter(|label| suite.rows.iter().any(is_variant) && can_be_typed(label))
+                .map(|label| format!("\"{label}\""));
+            for row in writer.planned(index) {
+                let typed = label.clone().filter(|_| row.variant.is_none()).unwrap_or_else(|| row.label());
+                if !models.contains(&typed) {
+                    models.push(typed);
+                }
             }
         }
         let preset = suite.numbers_of.as_ref().map_or_else(String::new, |of| format!(" --preset {of}"));

@@ -89,6 +89,18 @@ fn without_runs_every_cell_has_what_is_printed_and_the_line_says_what_runs_it() 
     assert_eq!(table.notes[0], "a: another paper's.", "why it is not run");
     let own = ["DP by definition", "-", "0.15", "-", "-", "effattn lra --suite x.toml --model linformer"];
     assert_eq!(table.rows[2], own, "what the paper has no number for stands below");
+    let row = "[[row]]\nlabel = \"DP (r=8)\"\nmodel = \"dp\"\nknobs = { r = 8 }\n";
+    let variant = format!("{SUITE}{row}");
+    let suite = Suite::parse("x.toml", &variant).unwrap();
+    let planned =
+        [planned("linformer", &["listops", "text"]), planned("dp", &["listops"]), planned("ls", &["text"])];
+    let source =
+        PaperSource { suite: &suite, planned: &planned, rows: &[], metrics: &[ACCURACY], others: &[] };
+    let command = paper(&source).unwrap().table.rows[0][5].clone();
+    assert!(
+        command.starts_with("effattn lra --suite x.toml --model \"DP"),
+        "the name alone chooses both: {command}"
+    );
 }
 
 #[test]

@@ -12,10 +12,23 @@ fn both_forms_are_read() {
     let csv =
         parse("model,len,batch,mode,ms,base_rss_mib,peak_rss_mib\nls,1024,1,infer,60,200,300\n").unwrap();
     assert_eq!((csv[0].ms, csv[0].mode), (Some(60.0), Pass::Infer));
-    for (text, line) in [("{\"model\": 1}", "line 1"), ("model,len\nls,many\n", "line 2"), ("", "line 1")] {
+    for (text, line) in [
+        ("{\"model\": 1}", "line 1"),
+        ("model,len,mode,ms\nls,many,infer,1\n", "line 2"),
+        ("model,len,mode,s\nls,1,infer,2\n", "line 1"),
+        ("", "line 1"),
+    ] {
         let error = parse(text).unwrap_err().to_string();
         assert!(error.starts_with(line) && error.contains("expected JSON or CSV"), "{error}");
     }
+}
+
+#[test]
+fn models_that_were_not_measured_are_named() {
+    let rows = [Row::new("speed", "ls")];
+    let known = parse("model,len,mode,ms\nls,1024,infer,60\nls-own,64,infer,1\nlss,1024,infer,60\n").unwrap();
+    assert!(unmatched(&rows, &known).unwrap().ends_with("which are not shown: lss"));
+    assert_eq!(unmatched(&rows, &known[..2]), None);
 }
 
 #[test]
